@@ -349,7 +349,7 @@ class Bench:
                 rates = [point["queries_per_s"] for point in curve["points"] if point["queries_per_s"]]
                 what = "grows, monotonic within its intervals" if cold else "the same within its intervals"
                 holds = bool(curve["rises"] and curve["monotonic"] if cold else curve["same"])
-                self.others.append(f"- {scaling.told_of_curve(curve)}")
+                self.others.append(f"- {scaling.curve_sentence(curve)}")
                 self.bound(f"{name}, {curve['mode']}, Server: the highest rate over supplies: {what}", rates, holds, 0)
 
     def starts(self) -> None:

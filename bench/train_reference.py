@@ -37,7 +37,7 @@ def main() -> None:
     for batch, rates in GRID:
         for rate in rates:
             trained(folder, batch, rate)
-    found = reference.points([reference.Run.of(record) for record in series.kept(str(folder / "runs.jsonl"))])
+    found = reference.points([reference.Run.from_record(record) for record in series.kept(str(folder / "runs.jsonl"))])
     lines = [json.dumps(row) for row in reference.document(found)["points"]]
     OUT.write_text(f'{{"schema": "{reference.SCHEMA}", "points": [\n' + ",\n".join(lines) + "\n]}\n")
     print(f"{OUT}: {len(lines)} points")

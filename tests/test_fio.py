@@ -289,13 +289,13 @@ def test_global_settings_hold_for_the_sections_below_them(read: Any) -> None:
 def test_keys_without_effect_are_taken_and_those_with_an_output_told(read: Any) -> None:
     made = one(read, *(f"{key}=1" for key in fio_keys.HOLDS))
     assert made.messages() == [] and made.warnings() == []
-    told = one(read, *(f"{key}=1" for key in fio_keys.TOLD))
-    assert sorted(m.split()[1] for m in told.messages()) == sorted(f"{key}=1" for key in fio_keys.TOLD)
+    told = one(read, *(f"{key}=1" for key in fio_keys.REPORTED))
+    assert sorted(m.split()[1] for m in told.messages()) == sorted(f"{key}=1" for key in fio_keys.REPORTED)
     assert told.warnings() == []
 
 
 def test_each_key_stands_in_one_table() -> None:
-    tables = (fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES)
+    tables = (fio_keys.DONE, fio_keys.HOLDS, fio_keys.REPORTED, fio_keys.REFUSED, fio_keys.ALIASES)
     keys = [key for table in tables for key in table]
     assert len(keys) == len(set(keys))
     assert set(fio_keys.ALIASES.values()) <= set(fio_keys.DONE)
@@ -312,7 +312,7 @@ def test_no_key_of_fio_is_unknown() -> None:
     listed += [processes.run(["fio", f"--enghelp={engine}"]) for engine in engines]
     found = {key for done in listed for key in re.findall(r"^ *([a-z][\w-]*) *: ", done.stdout, re.M)}
     assert len(found) > 150
-    known = {*fio_keys.DONE, *fio_keys.HOLDS, *fio_keys.TOLD, *fio_keys.REFUSED, *fio_keys.ALIASES}
+    known = {*fio_keys.DONE, *fio_keys.HOLDS, *fio_keys.REPORTED, *fio_keys.REFUSED, *fio_keys.ALIASES}
     assert sorted(found - known) == []
 
 
@@ -350,7 +350,7 @@ def test_the_environment_fills_in_variables(read: Any, monkeypatch: pytest.Monke
 
 def test_the_page_names_every_key() -> None:
     page = (Path(__file__).parent.parent / "docs" / "fio.md").read_text()
-    tables = (fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES)
+    tables = (fio_keys.DONE, fio_keys.HOLDS, fio_keys.REPORTED, fio_keys.REFUSED, fio_keys.ALIASES)
     assert not [key for table in tables for key in table if f"`{key}`" not in page]
     assert not [
         e for e in (*fio.ASYNC_ENGINES, *fio.SYNC_ENGINES, "null", "libcufile") if f"`{e}`" not in page

@@ -178,7 +178,7 @@ def test_logs_are_fios(every: str, data: Path) -> None:
 
 @pytest.mark.promise("BEN-48")
 def test_averaged_logs_have_rates_and_means() -> None:
-    logs = fio_logs.of("x", {"write_lat_log": "1", "write_bw_log": "B", "write_iops_log": "I", "log_avg_msec": "100"})
+    logs = fio_logs.from_settings("x", {"write_lat_log": "1", "write_bw_log": "B", "write_iops_log": "I", "log_avg_msec": "100"})
     assert logs is not None and logs.prefixes == {"lat": "x", "clat": "x", "bw": "B", "iops": "I"}
     line = (200, 5000, 1, 1 << 20, 256)
     assert {kind: logs._line(kind, *line) for kind in logs.prefixes} == {

@@ -199,7 +199,7 @@ def test_what_may_mean_anything_there_is_left_to_the_usual_words(words: str) -> 
         forebay.main(words.split(), prog_name="forebay", standalone_mode=False)
 
 
-@parametrized("table", [fio_keys.DONE, fio_keys.HOLDS, fio_keys.TOLD, fio_keys.REFUSED, fio_keys.ALIASES], kept=(0, 3))
+@parametrized("table", [fio_keys.DONE, fio_keys.HOLDS, fio_keys.REPORTED, fio_keys.REFUSED, fio_keys.ALIASES], kept=(0, 3))
 def test_no_key_of_fio_is_unknown_as_a_flag(table: dict[str, str]) -> None:
     from forebay.bench import command
 

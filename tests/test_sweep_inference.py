@@ -151,17 +151,17 @@ def test_a_curve_is_judged_by_its_intervals() -> None:
         return found
 
     assert curve(100, 200, 190)["monotonic"] and not curve(100, 200, 150)["monotonic"]
-    assert "not monotonic" in scaling.told_of_curve(curve(100, 200, 150))
+    assert "not monotonic" in scaling.curve_sentence(curve(100, 200, 150))
     assert curve(100, 101)["same"] and not curve(100, 101)["rises"]
     open_end = curve(100, 200, failed=0)
     assert open_end["monotonic"] is None and open_end["points"][0]["high_per_s"] is None
-    assert "has an open end" in scaling.told_of_curve(open_end) and "(at least " in scaling.told_of_curve(open_end)
+    assert "has an open end" in scaling.curve_sentence(open_end) and "(at least " in scaling.curve_sentence(open_end)
     # Intervals that hold whatever comes don't pass for a flat curve.
-    assert (apart := curve(100, 1000, failed=2))["rises"] and apart["monotonic"] and "and grows" in scaling.told_of_curve(apart)
+    assert (apart := curve(100, 1000, failed=2))["rises"] and apart["monotonic"] and "and grows" in scaling.curve_sentence(apart)
     wide = curve(100, 100, failed=2)
-    assert wide["same"] is None and "too wide to tell" in scaling.told_of_curve(wide)
-    assert "none passes at 1 of the supplies" in scaling.told_of_curve(curve(100, 200, valid=150))
-    assert "no rate of Server's passes" in scaling.told_of_curve(curve(100, 200, valid=500))
+    assert wide["same"] is None and "too wide to tell" in scaling.curve_sentence(wide)
+    assert "none passes at 1 of the supplies" in scaling.curve_sentence(curve(100, 200, valid=150))
+    assert "no rate of Server's passes" in scaling.curve_sentence(curve(100, 200, valid=500))
     # Of one round the search's own bounds.
     assert [curve(100, rounds=1)["points"][0][end] for end in ("low_per_s", "high_per_s")] == [100, 105]
 
@@ -177,7 +177,7 @@ def test_an_effect_is_told_and_a_flat_control_proves_nothing(
     monkeypatch.setattr(ideal, "peak_of", 100.0)
     found = swept(capsys, "--models", "toy", "--scenarios", "Offline", "--drives-of", "d7-ps1010", "--rounds", "2", "--restart")
     assert found["flat"][0]["holds"] and not found["control"][0]["shows"]
-    assert "proves nothing" in scaling.told_of_control(found["control"][0])
+    assert "proves nothing" in scaling.control_sentence(found["control"][0])
     assert "nor has the control" in found["advice"][0]["text"]
     # Supplies that stand to this need as the drives' do to ResNet-50's: the control shows again.
     found = swept(capsys, "--models", "toy", "--scenarios", "Offline", "--scale-to-peak", "--rounds", "1", "--restart")

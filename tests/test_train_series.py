@@ -189,7 +189,7 @@ def drawn(source: random.Random, mean: float, sd: float, n: int, **more: Any) ->
 
 
 def points_of(records: list[dict[str, Any]]) -> list[reference.Point]:
-    return reference.points([reference.Run.of(record) for record in records])
+    return reference.points([reference.Run.from_record(record) for record in records])
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def known() -> list[reference.Point]:
 
 
 def judged(records: list[dict[str, Any]], known: list[reference.Point]) -> list[dict[str, Any]]:
-    return reference.judge([reference.Run.of(record) for record in records], known)
+    return reference.judge([reference.Run.from_record(record) for record in records], known)
 
 
 @pytest.mark.promise("TRN-44")
@@ -255,7 +255,7 @@ def test_points_are_read_as_they_were_written_and_damage_is_named(known: list[re
             reference.read(damage, "x")
     for key, value in (("batch", 0), ("quality_target", None), ("data", {}), ("evaluate_every", "x"), ("learning_rate", -1)):
         with pytest.raises((ValueError, KeyError, TypeError)):
-            reference.Run.of(converged(1, **{key: value}))
+            reference.Run.from_record(converged(1, **{key: value}))
 
 
 @pytest.mark.promise("TRN-44")

@@ -26,7 +26,7 @@ from other_user import OtherUser, somebody  # noqa: F401
 @pytest.mark.parametrize("name", ["python", "a b", "a) R 9 (b", ")", "\n"])
 def test_a_stat_is_read_whatever_the_process_is_called(name: str) -> None:
     rest = "S 17 1 1 0 -1 4194560 100 0 55 0 7 8 0 0 20 0 1 0 4242 " + " ".join(["0"] * 19) + " 77 0 0"
-    found = process.Stat.of(f"12 ({name}) {rest}\n".encode())
+    found = process.Stat.parse(f"12 ({name}) {rest}\n".encode())
     assert (found.state, found.parent, found.major_faults, found.cpu_ticks) == ("S", 17, 55, 15)
     assert (found.started, found.block_ticks, found.is_of_kernel) == (4242, 77, False)
 
@@ -36,10 +36,10 @@ def test_a_process_with_such_a_name_is_watched_under_it() -> None:
     with processes.running([sys.executable, "-S", "-E", "-c", program]) as sleeper:
         assert sleeper.stdout is not None and sleeper.stdout.readline() == "up\n"
         found = process.Process(sleeper.pid, None, False)
-        assert found.look() and found.name == "a) R (b" and found.stat.state in "SR" and found.stat.parent == os.getpid()
+        assert found.refresh() and found.name == "a) R (b" and found.stat.state in "SR" and found.stat.parent == os.getpid()
         sleeper.kill()
         sleeper.wait()
-        assert not found.look()  # the kept files are of that process, whoever gets its number
+        assert not found.refresh()  # the kept files are of that process, whoever gets its number
         assert not found.count()
         found.close()
 
@@ -145,14 +145,14 @@ def test_programs_and_written_files_are_no_data(tmp_path: Path) -> None:
         if name == "out.npy":
             assert file is not None
             seen.wrote(file)
-    assert seen.main_suffix() == "npy" and [Path(f.path).name for f in seen.of("npy")] == ["in.npy"]
+    assert seen.main_suffix() == "npy" and [Path(f.path).name for f in seen.with_suffix("npy")] == ["in.npy"]
     group = seen.suffixes["npy"]
     assert (group.files, group.opens, group.mean, group.deviation) == (1, 1, 300 << 10, 0)
     link, hard = tmp_path / "link.npy", tmp_path / "hard.npy"
     link.symlink_to("in.npy")
     os.link(tmp_path / "in.npy", hard)
     for other in (link, hard):  # other names of the same file
-        assert seen.see(os.stat(other), None, True, str(other)) is seen.of("npy")[0]
+        assert seen.see(os.stat(other), None, True, str(other)) is seen.with_suffix("npy")[0]
     assert seen.suffixes["npy"].files == 1 and seen.suffixes["npy"].opens == 3
 
 
@@ -358,12 +358,12 @@ def test_a_file_is_described_without_asking_its_server(tmp_path: Path) -> None:
     path = tmp_path / "f\n"
     path.write_bytes(b"12345")
     with path.open("rb") as file:
-        for found in (stats.of(str(path)), stats.of(file.fileno())):
+        for found in (stats.stat(str(path)), stats.stat(file.fileno())):
             plain = os.stat(path)
             assert (found.st_dev, found.st_ino, found.st_size) == (plain.st_dev, plain.st_ino, 5)
             assert found.st_mode == plain.st_mode
     with pytest.raises(FileNotFoundError):
-        stats.of(str(tmp_path / "none"))
+        stats.stat(str(tmp_path / "none"))
 
 
 @pytest.mark.root

@@ -198,12 +198,12 @@ def is_about_latency(jobs: Iterable[dict[str, Any]]) -> bool:
 def _own(part: str, name: str, title: str, unit: str, field: str, sentence: str, higher: bool = False) -> Metric:
     """A figure of a part beside `result`. `field`: its place in that part; an object of user and system time is their sum."""
 
-    def of(found: Any) -> Any:
+    def figure(found: Any) -> Any:
         for key in field.split("."):
             found = found.get(key)
         return found["user"] + found["system"] if isinstance(found, dict) else found
 
-    return Metric(f"{part}.{name}", title, unit, higher, sentence, f"{part}.{field}", of, part)
+    return Metric(f"{part}.{name}", title, unit, higher, sentence, f"{part}.{field}", figure, part)
 
 
 TRAIN: dict[str, Metric] = {

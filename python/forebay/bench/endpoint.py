@@ -30,7 +30,7 @@ class Endpoint:
         host, port = address(text)
         self._lock = threading.Lock()
         self._samples: list[prometheus.Sample] = []
-        self._told: dict[str, Any] = {}
+        self._published: dict[str, Any] = {}
         try:
             self._server = _server(host, port, self.text)
         except OSError as error:
@@ -49,11 +49,11 @@ class Endpoint:
     def tell(self, **figures: Any) -> None:
         """Takes figures of the whole command, which stay beside those of whichever run is under way. None: not known."""
         with self._lock:
-            self._told.update(figures)
+            self._published.update(figures)
 
     def text(self) -> str:
         with self._lock:
-            return prometheus.text([*self._samples, *prometheus.of_command(self._told)])
+            return prometheus.text([*self._samples, *prometheus.of_command(self._published)])
 
     def close(self) -> None:
         self._server.shutdown()

@@ -184,20 +184,20 @@ def _heading(job: dict[str, Any], progress: dict[str, Any], title: str) -> list[
 def _numbers(progress: dict[str, Any], width: int) -> list[str]:
     """The figures in as many columns as fit."""
 
-    def of(key: str, show: Any) -> str:
+    def cell(key: str, show: Any) -> str:
         value = progress.get(key)
         return "–" if value is None else show(value)
 
     cells = [
-        ("rate", of("gib_s", lambda v: f"{significant(v)} GiB/s")),
-        ("IOPS", of("iops", lambda v: f"{v:,.0f}")),
-        ("latency p50", of("latency_us_p50", micros)),
-        ("latency mean", of("latency_us_mean", micros)),
-        ("latency p99", of("latency_us_p99", micros)),
-        ("latency p99.9", of("latency_us_p999", micros)),
-        ("CPU", of("cores_busy", lambda v: f"{significant(v)} cores")),
-        ("moved", of("bytes", lambda v: f"{significant(v / GIB)} GiB")),
-        ("I/Os", of("ios", lambda v: f"{v:,}")),
+        ("rate", cell("gib_s", lambda v: f"{significant(v)} GiB/s")),
+        ("IOPS", cell("iops", lambda v: f"{v:,.0f}")),
+        ("latency p50", cell("latency_us_p50", micros)),
+        ("latency mean", cell("latency_us_mean", micros)),
+        ("latency p99", cell("latency_us_p99", micros)),
+        ("latency p99.9", cell("latency_us_p999", micros)),
+        ("CPU", cell("cores_busy", lambda v: f"{significant(v)} cores")),
+        ("moved", cell("bytes", lambda v: f"{significant(v / GIB)} GiB")),
+        ("I/Os", cell("ios", lambda v: f"{v:,}")),
     ]
     texts = [f"{name:<14}{value:<14}" for name, value in cells]
     columns = max(1, width // 29)

@@ -167,7 +167,7 @@ def answer_to(flag: str) -> str | None:
     becomes = keys.DONE.get(key)
     if becomes is not None:
         return becomes if becomes.startswith("--") else "a job file of fio's, which may have it: --fio FILE"
-    why = keys.HOLDS.get(key) or keys.TOLD.get(key) or keys.REFUSED.get(key)
+    why = keys.HOLDS.get(key) or keys.REPORTED.get(key) or keys.REFUSED.get(key)
     return _LEAVE + why if why else None
 
 

@@ -90,14 +90,14 @@ def _of_files(judged: dict[str, Any], tolerance_pct: float) -> list[Case]:
         state = _STATES.get(point["verdict"], UNDECIDED)
         if state == UNDECIDED and verdict["kind"] == "not_worse":
             state = PASSED  # all of them together show it
-        found.append(Case(name, point["name"], state, _told(point, ALL[name], tolerance_pct)))
+        found.append(Case(name, point["name"], state, _sentence(point, ALL[name], tolerance_pct)))
     if overall is not None:
         state = PASSED if verdict["kind"] == "not_worse" else _STATES.get(overall["verdict"], UNDECIDED)
-        found.append(Case(name, ALL_POINTS, state, _told(overall, ALL[name], tolerance_pct)))
+        found.append(Case(name, ALL_POINTS, state, _sentence(overall, ALL[name], tolerance_pct)))
     return found
 
 
-def _told(row: dict[str, Any], metric: Metric, tolerance_pct: float) -> str:
+def _sentence(row: dict[str, Any], metric: Metric, tolerance_pct: float) -> str:
     """`throughput: A ÷ B 1.111 (1.104–1.118): worse, at a tolerance of 2 %`."""
     text = f"{metric.title}: "
     if row.get("a") is not None and row.get("b") is not None:

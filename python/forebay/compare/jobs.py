@@ -79,7 +79,7 @@ class PairRun:
     # "A" or "B" for each run in which no I/O finished, and which was repeated.
     empty: tuple[str, ...] = ()
 
-    def of(self, metric: Metric) -> Pair | None:
+    def pair(self, metric: Metric) -> Pair | None:
         values = metric.of_record(self.a), metric.of_record(self.b)
         return None if None in values else Pair(*values, self.a_first)  # type: ignore[arg-type]
 
@@ -199,11 +199,11 @@ def _widest(done: list[PairRun], metrics: Sequence[Metric]) -> Metric:
 
 def ratio_of(done: list[PairRun], metric: Metric) -> Interval:
     """A ÷ B over the pairs in which both were measured. Raises ValueError where there are none."""
-    return paired_ratio([p for p in (run.of(metric) for run in done) if p], CONFIDENCE_WITH_STOPPING)
+    return paired_ratio([p for p in (run.pair(metric) for run in done) if p], CONFIDENCE_WITH_STOPPING)
 
 
 def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float) -> str:
-    pair, ratio = done[-1].of(metric), ratio_of(done, metric)
+    pair, ratio = done[-1].pair(metric), ratio_of(done, metric)
     assert pair is not None
     order = "A B" if pair.a_first else "B A"
     text = f"pair {len(done)} ({order})  A {figure(pair.a)}  B {figure(pair.b)} {metric.unit}"
@@ -329,7 +329,7 @@ def _pair_row(pair: PairRun, reported: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def _ratio(pairs: list[PairRun], metric: Metric) -> dict[str, Any] | None:
-    measured = [p for p in (run.of(metric) for run in pairs) if p]
+    measured = [p for p in (run.pair(metric) for run in pairs) if p]
     if not measured:
         return None
     ratio = paired_ratio(measured, CONFIDENCE_WITH_STOPPING)

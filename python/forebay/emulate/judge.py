@@ -22,7 +22,7 @@ T = TypeVar("T")
 # How many runs a result may have. Of six the first warms up, and doesn't count.
 RUNS: Mapping[str, tuple[int, ...]] = {"v1.0": (5,), "v2.0": (5, 6), "v3.0": (6,), "text": (5,)}
 WITH_WARMUP = 6
-RUNS_TOLD = {
+RUNS_WORDS = {
     (5,): "five",
     (6,): "six, the first as warm-up",
     (5, 6): "five, or six with the first as warm-up",
@@ -120,7 +120,7 @@ def known_workload(case: Case) -> Iterator[Verdict]:
 
 def number_of_runs(case: Case) -> Iterator[Verdict]:
     allowed = RUNS[case.rules]
-    what = f"{len(case.runs)} run{'s' * (len(case.runs) != 1)}; {case.rules} requires {RUNS_TOLD[allowed]}"
+    what = f"{len(case.runs)} run{'s' * (len(case.runs) != 1)}; {case.rules} requires {RUNS_WORDS[allowed]}"
     yield Verdict("runs", len(case.runs) in allowed, what)
 
 
@@ -151,8 +151,8 @@ def utilisation(case: Case) -> Iterator[Verdict]:
     elif case.counted:
         lowest = min(r.au_pct for r in case.counted if r.au_pct is not None)
         yield Verdict("au", True, f"every run at {lowest:.2f} % or above; {least:g} % is required")
-    told_of = [r for r in case.counted if r.said_to_pass is not None and r.au_pct is not None]
-    wrong = [r for r in told_of if r.said_to_pass != (r.au_pct is not None and r.au_pct >= least)]
+    reported_runs = [r for r in case.counted if r.said_to_pass is not None and r.au_pct is not None]
+    wrong = [r for r in reported_runs if r.said_to_pass != (r.au_pct is not None and r.au_pct >= least)]
     if wrong:
         reported = _some(f"{r.place} reports {'success' if r.said_to_pass else 'failure'} at {r.au_pct:.2f} %" for r in wrong)
         yield Verdict("au-said", False, f"{reported}; the minimum is {least:g} %", tuple(r.place for r in wrong))

@@ -175,7 +175,7 @@ class Team:
         self.hosts = 1 if world is None else world.count_hosts()
         self.leads = world is None or world.leads
         self.probe_steps = max(STEPS_MIN, math.ceil(probe_s / request.workload.compute_s))
-        self._told = False
+        self._reported = False
 
     def __enter__(self) -> Team:
         return self
@@ -212,9 +212,9 @@ class Team:
 
     def end(self, code: int) -> int:
         """Tells the others that there is no more to play."""
-        if self.world is None or self._told:
+        if self.world is None or self._reported:
             return code
-        self._told = True
+        self._reported = True
         if self.world.lost or self.world.gave_up:  # somebody won't hear it
             return self.world.agree(code)
         self.world.comm.bcast(None, root=0)

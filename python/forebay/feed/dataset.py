@@ -154,7 +154,7 @@ def open_dataset(data: Any, schema: Any = None, columns: Iterable[str] | None = 
         whole = rows(data, schema)
         return whole if columns is None else whole.only(columns)
     names = files_of(data)
-    row = formats.of(os.path.splitext(names[0])[1])
+    row = formats.by_ending(os.path.splitext(names[0])[1])
     odd = next((name for name in names if row is None or os.path.splitext(name)[1] not in row.endings), None)
     if row is None or odd is not None:
         known = ", ".join(one.name for one in formats.FORMATS)

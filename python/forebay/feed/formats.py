@@ -34,6 +34,6 @@ FORMATS = (
 )
 
 
-def of(ending: str) -> Format | None:
+def by_ending(ending: str) -> Format | None:
     """The format of files with this ending."""
     return next((row for row in FORMATS if ending in row.endings), None)

@@ -25,7 +25,7 @@ from forebay.fio.file import expanded, sections
 from forebay.fio.job import CHECK as CHECK
 from forebay.fio.job import FioJob as FioJob
 from forebay.fio.job import among, resolved, running
-from forebay.fio.keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, OF_WRITES, REFUSED, TOLD
+from forebay.fio.keys import ALIASES, DONE, ELSEWHERE, HARMLESS, HOLDS, OF_WRITES, REFUSED, REPORTED
 from forebay.units import GIB, parse_bytes
 
 
@@ -164,11 +164,11 @@ class _Reader(Checks):
 
     def remaining(self, key: str, value: str) -> None:
         """A key that makes no field: without effect, asking for what is always the case here, or left out."""
-        if key in TOLD and value != "0":
-            self.notes.append(f"{key}={value} has no effect: {TOLD[key]}")
+        if key in REPORTED and value != "0":
+            self.notes.append(f"{key}={value} has no effect: {REPORTED[key]}")
         elif key in REFUSED and value not in HARMLESS[key] and not (key in OF_WRITES and self.only_reads()):
             self.leave_out(key, value, REFUSED[key])
-        elif not any(key in table for table in (DONE, HOLDS, TOLD, REFUSED)):
+        elif not any(key in table for table in (DONE, HOLDS, REPORTED, REFUSED)):
             self.leave_out(key, value, "a key that Forebay doesn't know")
 
     def only_reads(self) -> bool:

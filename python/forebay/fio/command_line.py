@@ -108,7 +108,7 @@ def parse(words: Sequence[str]) -> Line:
 
 def _value(word: str, key: str, left: list[str]) -> str:
     """The word behind, as getopt takes it; RequestError where there is none, or the key is nobody's."""
-    known = (keys.DONE, keys.HOLDS, keys.TOLD, keys.REFUSED, keys.ALIASES, _OWN, _HARMLESS)
+    known = (keys.DONE, keys.HOLDS, keys.REPORTED, keys.REFUSED, keys.ALIASES, _OWN, _HARMLESS)
     if not any(key in table for table in known):
         near = difflib.get_close_matches(key, [name for table in known for name in table], 1)
         raise RequestError(word, "is neither a setting nor an option of fio's", f"--{near[0]}" if near else "--name=x --rw=read")

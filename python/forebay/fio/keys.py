@@ -175,7 +175,7 @@ _HOLDS = {
 }
 
 # Without effect on the load, but something that a user may look for afterwards: said on stderr.
-_TOLD = {
+_REPORTED = {
     "forebay fio writes them; the record holds the time series": "write_bw_log write_lat_log write_iops_log",
     "the record holds the whole histogram": "write_hist_log",
     "the files stay": "unlink",
@@ -255,7 +255,7 @@ def _spread(table: dict[str, str]) -> dict[str, str]:
 
 
 HOLDS = _spread(_HOLDS)
-TOLD = _spread(_TOLD)
+REPORTED = _spread(_REPORTED)
 REFUSED: dict[str, str] = {key.partition("=")[0]: why for key, why in _spread(_REFUSED).items()}
 # The values of a refused key that change nothing.
 HARMLESS: dict[str, tuple[str, ...]] = {

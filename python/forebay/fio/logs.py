@@ -104,7 +104,7 @@ def _check(path: Path) -> None:
         raise RequestError(f"the log {path}", "exists, and is no log of fio's", "another name, or mv it away")
 
 
-def of(name: str, settings: Mapping[str, str]) -> Logs | None:
+def from_settings(name: str, settings: Mapping[str, str]) -> Logs | None:
     """The logs that a section's settings ask for; RequestError for those that would be others than fio's."""
     prefixes: dict[str, str] = {}
     for key, kinds in KINDS.items():

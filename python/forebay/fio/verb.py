@@ -74,7 +74,7 @@ class _Command:
             command_line.refuse_writes((job.name, job.job) for job in self.jobs)
         over = {"overwrite": list(own["overwrite"]), "overwrite_devices": list(own["overwrite_device"])}
         self.asked = [_asked(job.name, self.settings[job.section], line.formats) for job in self.jobs]
-        self.logs = [logs.of(job.name, self.settings[job.section]) for job in self.jobs]
+        self.logs = [logs.from_settings(job.name, self.settings[job.section]) for job in self.jobs]
         self.tasks = verb.tasks_of_jobs(self.jobs, line.name, {key: value for key, value in over.items() if value})
         self.saved = save.Output(record, save.RUN, "--record") if record else None
         self.output = _Output(line.output) if line.output else None

@@ -112,7 +112,7 @@ class Engine:
         self.timeout_s = timeout_s
         # Of an answer, where the model gives it token by token.
         self.tokens: int = getattr(model, "tokens", 0)
-        self._told_first = False
+        self._reports_first = False
         self.abandoned = False
         self._turn = Turn()
         self._queue: SimpleQueue[tuple[list[int], list[int]] | None] = SimpleQueue()
@@ -124,7 +124,7 @@ class Engine:
         """Runs one test of LoadGen's, whose logs go into the folder. KeyboardInterrupt ends it; what was measured is returned."""
         lg = self._lg
         turn = self._turn = Turn()
-        self._accuracy, self._told_first = load.accuracy, load.token_ms is not None
+        self._accuracy, self._reports_first = load.accuracy, load.token_ms is not None
         self._queue = SimpleQueue()
         inline = load.scenario in ("SingleStream", "MultiStream") and not self.tokens
         sut = lg.ConstructFastSUT(self._inline if inline else self._put, lambda: None)
@@ -331,7 +331,7 @@ class Engine:
                     asked.popleft()
                     active[free.pop()] = [query, numbers, self.tokens - 1, digest]
                     turn.moved_at = time.perf_counter()
-                    if self._told_first:
+                    if self._reports_first:
                         self._lg.FirstTokenComplete(self._responses([query], first, 1))
                 model.step()
                 done = []

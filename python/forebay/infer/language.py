@@ -126,7 +126,7 @@ class Slots:
             self._cache = [torch.zeros(shape, dtype=kind) for _ in range(sizes["layers"])]
             self._token = torch.zeros(count, dtype=torch.int64)
             self._place = torch.zeros(count, dtype=torch.int64)
-            self._told = torch.zeros(count, dtype=torch.int64)
+            self._written = torch.zeros(count, dtype=torch.int64)
             self.answers = torch.zeros((count, form.tokens), dtype=torch.int64)
             self._each = torch.arange(count)
             self._places = torch.arange(form.places)
@@ -153,7 +153,7 @@ class Slots:
             x = layer(x, turn, attend)
         last = self.net.norm(x[0].index_select(0, (length - 1)[None]))
         token = self.net.head(last).float().argmax(1)[0]
-        self._token[slot], self._place[slot], self._told[slot] = token, length, 1
+        self._token[slot], self._place[slot], self._written[slot] = token, length, 1
         self.answers[slot, 0] = token
 
     def step(self) -> None:
@@ -175,9 +175,9 @@ class Slots:
             x = layer(x, turn, attend)
         token = self.net.head(self.net.norm(x[:, 0])).float().argmax(1)
         self._token.copy_(token)
-        self.answers[each, self._told.clamp(max=self.form.tokens - 1)] = token
+        self.answers[each, self._written.clamp(max=self.form.tokens - 1)] = token
         self._place.copy_((place + 1).clamp(max=self.form.places - 1))
-        self._told += 1
+        self._written += 1
 
 
 class Model(networks.Sized):

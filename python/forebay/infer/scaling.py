@@ -168,23 +168,23 @@ def _point(row: Row) -> Row:
     return {key: row[key] for key in taken}
 
 
-def told_of_curve(row: Row) -> str:
+def curve_sentence(row: Row) -> str:
     """`toy, read inside queries: Server's highest rate rises from 310 (300 to 330) queries/s with … to …, monotonic …`."""
     points = [p for p in row["points"] if p["queries_per_s"]]
     where = {RAM: "samples in memory", COLD: "samples read inside their queries"}[row["mode"]]
-    told, none = f"{row['model']}, {where}: ", len(row["points"]) - len(points)
+    text, none = f"{row['model']}, {where}: ", len(row["points"]) - len(points)
     if not points:
-        return told + "no rate of Server's passes at any supply"
+        return text + "no rate of Server's passes at any supply"
     first, last = (f"{whole(p['queries_per_s'])}{between(p)}" for p in (points[0], points[-1]))
-    told += f"Server's highest rate is {first} queries/s with {row['least']}"
+    text += f"Server's highest rate is {first} queries/s with {row['least']}"
     if len(points) > 1:
-        told += f" and {last} with {row['most']}"
-        told += {True: ", and grows", False: ", the same within its intervals" if row["same"] else "", None: ""}[row["rises"]]
+        text += f" and {last} with {row['most']}"
+        text += {True: ", and grows", False: ", the same within its intervals" if row["same"] else "", None: ""}[row["rises"]]
         if row["same"] is None:
-            told += "; an interval has an open end or is too wide to tell: more --rounds, a longer --seconds"
+            text += "; an interval has an open end or is too wide to tell: more --rounds, a longer --seconds"
         elif not row["same"]:
-            told += "; monotonic within its intervals" if row["monotonic"] else "; not monotonic within its intervals"
-    return told + (f"; none passes at {none} of the supplies" if none else "")
+            text += "; monotonic within its intervals" if row["monotonic"] else "; not monotonic within its intervals"
+    return text + (f"; none passes at {none} of the supplies" if none else "")
 
 
 def between(row: Row) -> str:
@@ -214,7 +214,7 @@ def sentence(row: Row) -> str:
     return f"{row['model']}, {row['scenario']}, up to {row['most']} × {row['drive']}: {words}{storage}"
 
 
-def told_of_control(row: Row) -> str:
+def control_sentence(row: Row) -> str:
     grows = f"{row['model']}, {row['scenario']}, samples read inside their queries: {ratio(row['ratio'])} times the queries/s"
     where = f"with {row['most']} of those with {row['least']}"
     return f"{grows} {where}" + ("" if row["shows"] else ": flat, too, so that this sweep proves nothing; --scale-to-peak")

@@ -41,7 +41,7 @@ class Names:
             self._by_name[name] = f"{kind} {self._counts[kind]}"
             self._pattern = None
 
-    def of(self, text: str) -> str:
+    def replace_in(self, text: str) -> str:
         if not self._by_name:
             return text
         if self._pattern is None:
@@ -62,12 +62,12 @@ def anonymous(loaded: Loaded) -> Loaded:
     return replace(
         loaded,
         entries=[
-            replace(e, record=_scrubbed(e.record, names), point=_scrubbed(e.point, names), file=names.of(e.file))
+            replace(e, record=_scrubbed(e.record, names), point=_scrubbed(e.point, names), file=names.replace_in(e.file))
             for e in loaded.entries
         ],
         comparisons=[_scrubbed(d, names) for d in loaded.comparisons],
         tunings=[_scrubbed(d, names) for d in loaded.tunings],
-        problems=[names.of(text) for text in loaded.problems],
+        problems=[names.replace_in(text) for text in loaded.problems],
     )
 
 
@@ -94,4 +94,4 @@ def _scrubbed(value: Any, names: Names) -> Any:
         return {key: _scrubbed(part, names) for key, part in value.items()}
     if isinstance(value, list):
         return [_scrubbed(part, names) for part in value]
-    return names.of(value) if isinstance(value, str) else value
+    return names.replace_in(value) if isinstance(value, str) else value

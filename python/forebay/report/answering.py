@@ -68,8 +68,8 @@ def sections(entries: Sequence[Entry], notes: Notes) -> list[Section]:
     finding = f"Queries/s with samples in memory are the same over drives within their bound in {len(held)} of {len(flat)} cases"
     shows = [row for row in control if row["shows"]]
     finding += f"; the control grows in {len(shows)} of {len(control)}" if control else ""
-    facts = [("Memory", scaling.sentence(row)) for row in flat] + [("Control", scaling.told_of_control(row)) for row in control]
-    facts += [("Highest rate", scaling.told_of_curve(row)) for row in scaling.curves(made)]
+    facts = [("Memory", scaling.sentence(row)) for row in flat] + [("Control", scaling.control_sentence(row)) for row in control]
+    facts += [("Highest rate", scaling.curve_sentence(row)) for row in scaling.curves(made)]
     facts += [("Advice", f"{row['model']}: {row['text']}") for row in scaling.advice(made)]
     table = Table(f"{IDENT}-points", "By drives", [], COLUMNS, [_row(row, notes) for row in made], FOOT)
     command = next((c for c in (command_line(Run(entry).at("command")) for entry in entries) if c), "")

@@ -408,13 +408,13 @@ _WORDED = (
     *(_surrounding(word, read) for word, read in environment.FACTS if word not in ("host", "build")),
 )
 # A study has one operation, and a series one path.
-_TOLD_ALREADY = {"path", "op", "read-pct", *(d.name for d in _WORDED)}
+_SHOWN_ALREADY = {"path", "op", "read-pct", *(d.name for d in _WORDED)}
 
 
 @cache
 def differences() -> tuple[Difference, ...]:
     """All that may tell two series apart."""
-    fields = (f for f in flags.fields() if f.tells and f.flag not in _TOLD_ALREADY)
+    fields = (f for f in flags.fields() if f.tells and f.flag not in _SHOWN_ALREADY)
     return (*_WORDED, *map(_job_field, fields))
 
 
@@ -532,7 +532,7 @@ def _fewest(telling: list[Difference], cells: Cells) -> list[Difference]:
 
     Where none of the job's own do, all that the surroundings differ in are told: which of them matters nobody knows.
     """
-    all_told = _told_apart(telling, cells)
+    all_distinguished = _distinguished(telling, cells)
     runs = [run for cell in cells for run in cell]
     labels = {run.text("job.label") for run in runs}
     brief = all(0 < len(label) <= WORD_LETTERS_MAX for label in labels)
@@ -540,18 +540,18 @@ def _fewest(telling: list[Difference], cells: Cells) -> list[Difference]:
     own = sorted((d for d in telling if d.name not in _SURROUNDINGS), key=lambda d: early.get(d.name, 0))
     for count in (1, 2):
         for some in itertools.combinations(own[:16], count):
-            if _told_apart(list(some), cells) == all_told:
+            if _distinguished(list(some), cells) == all_distinguished:
                 return [d for d in telling if d in some]
     chosen: list[Difference] = []
     for difference in own:
-        if _told_apart([*chosen, difference], cells) > _told_apart(chosen, cells):
+        if _distinguished([*chosen, difference], cells) > _distinguished(chosen, cells):
             chosen.append(difference)
-    if _told_apart(chosen, cells) < all_told:
+    if _distinguished(chosen, cells) < all_distinguished:
         chosen += [d for d in telling if d.name in _SURROUNDINGS]
     return [d for d in telling if d in chosen]
 
 
-def _told_apart(some: list[Difference], cells: Cells) -> int:
+def _distinguished(some: list[Difference], cells: Cells) -> int:
     return sum(len({tuple(d.read(run) for d in some) for run in cell}) for cell in cells)
 
 

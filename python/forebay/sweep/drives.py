@@ -276,12 +276,12 @@ def _one(
         record = run.record()
         if not record["train"]["samples_per_s"] and not run.interrupted:
             raise RunError(name, record["missing"].get("train.samples_per_s", "no rate was measured"), "a longer --seconds")
-        return record, run.interrupted, _told(record["train"])
+        return record, run.interrupted, _sentence(record["train"])
 
     return models.line_of(asked, point, turn, name, more, measure)
 
 
-def _told(part: Mapping[str, Any]) -> str:
+def _sentence(part: Mapping[str, Any]) -> str:
     rate, peak = part["samples_per_s"], part["peak_samples_per_s"]
     if not rate:
         return "no rate was measured"

@@ -71,7 +71,7 @@ def run_points(
                     outcome.interrupted = True
                     break
                 _count(line, outcome)
-                stages.say(f"{title}  {_told(line, shown)}  {clock.left()} left")
+                stages.say(f"{title}  {_figures(line, shown)}  {clock.left()} left")
         except KeyboardInterrupt:
             outcome.interrupted = True
     return outcome
@@ -125,7 +125,7 @@ def failure_of(error: dict[str, Any]) -> ForebayError:
     return failure
 
 
-def _told(line: dict[str, Any], shown: Sequence[str]) -> str:
+def _figures(line: dict[str, Any], shown: Sequence[str]) -> str:
     if "error" in line:
         return f"failed: {line['error']['asked']}: {line['error']['found']}"
     result = line["record"]["result"]

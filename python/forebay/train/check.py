@@ -90,7 +90,7 @@ def read_runs(paths: list[str]) -> tuple[list[reference.Run], list[str]]:
             left.append(f"{place}: was interrupted")
             continue
         try:
-            found.append(reference.Run.of(entry.record))
+            found.append(reference.Run.from_record(entry.record))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             left.append(f"{place}: {error if isinstance(error, ValueError) else 'has a damaged part of training'}")
     return found, left

@@ -195,7 +195,7 @@ class Run:
         self, request: Request, model: Any, torch: bool, say: Callable[[str], None] | None = None
     ) -> None:
         self.request, self.model, self._torch = request, model, torch
-        self.ranks = ranks.of(model)
+        self.ranks = ranks.ranks_of(model)
         self._say = say or (lambda text: None)
         self.peak: run.Rate | None = None
         self.no_peak = "the run was interrupted before"
@@ -236,11 +236,11 @@ class Run:
         assert fed is not None
         if self.ranks.world == 1 or self.ranks.lost:
             return
-        told = self.ranks.gather((
+        gathered = self.ranks.gather((
             self.loader, self.paced, fed.cpu, fed.digest.sums(), self._moved(), self._waited_pct(), fed.meter.idle_pct,
             self.warnings,
         ))  # fmt: skip
-        loaders, paced, cpu, sums, self.moved, self.waited_pct, self.idle_pct, warned = zip(*told, strict=True)
+        loaders, paced, cpu, sums, self.moved, self.waited_pct, self.idle_pct, warned = zip(*gathered, strict=True)
         self.loader, self.paced = run.Delivered.sum(loaders), run.Delivered.sum(paced)
         fed.cpu = run.Cpu(sum(each.user_s for each in cpu), sum(each.system_s for each in cpu))
         fed.digest.add_others(list(sums))

@@ -101,7 +101,7 @@ class Alone:
 ALONE = Alone()
 
 
-def of(model: Any) -> Any:
+def ranks_of(model: Any) -> Any:
     """The ranks that train a model."""
     return getattr(model, "ranks", ALONE)
 
@@ -157,9 +157,9 @@ class Ranks(Alone):
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         torch = self._torch
-        told = torch.tensor([self._stopped > 0, *flags], dtype=torch.int32)
-        self.collective(lambda: self._dist.all_reduce(told, op=self._dist.ReduceOp.MAX))
-        stopped, *found = told.tolist()
+        gathered = torch.tensor([self._stopped > 0, *flags], dtype=torch.int32)
+        self.collective(lambda: self._dist.all_reduce(gathered, op=self._dist.ReduceOp.MAX))
+        stopped, *found = gathered.tolist()
         if stopped:
             self._stopped = 0
             raise KeyboardInterrupt
@@ -184,9 +184,9 @@ class Ranks(Alone):
         return result  # type: ignore[return-value]
 
     def raise_for(self, error: ForebayError | None) -> None:
-        told = self.gather(None if error is None else (type(error), error.asked, error.found, error.next))
+        gathered = self.gather(None if error is None else (type(error), error.asked, error.found, error.next))
         if error is None:
-            rank, (kind, asked, found, following) = next((rank, each) for rank, each in enumerate(told) if each is not None)
+            rank, (kind, asked, found, following) = next((rank, each) for rank, each in enumerate(gathered) if each is not None)
             error = kind(f"rank {rank}: {asked}", found, following)
         raise self.agree(error)
 
@@ -245,11 +245,11 @@ class Ranks(Alone):
         return None
 
     def refuse_others(self, settings: dict[str, Any]) -> None:
-        told = self.gather(settings)
-        for rank, each in enumerate(told):
+        gathered = self.gather(settings)
+        for rank, each in enumerate(gathered):
             for name, value in each.items():
-                if value != told[0].get(name):
-                    found = f"rank 0 has {told[0].get(name)!r}"
+                if value != gathered[0].get(name):
+                    found = f"rank 0 has {gathered[0].get(name)!r}"
                     raise self.agree(RequestError(f"rank {rank}, {name} {value!r}", found, "the same command on every rank"))
 
     def conclude(self, work: Callable[[], int]) -> int:

@@ -59,7 +59,7 @@ class Run:
     failed: str | None = None
 
     @classmethod
-    def of(cls, record: Record) -> Run:
+    def from_record(cls, record: Record) -> Run:
         """Raises ValueError, KeyError or TypeError for a record that doesn't say all of it."""
         part = record["train"]
         if part["quality_target"] is None:

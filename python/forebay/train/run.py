@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from forebay.errors import ForebayError, RunError
 from forebay.numbers import whole
 from forebay.train import data
-from forebay.train.ranks import of
+from forebay.train.ranks import ranks_of
 from forebay.train.supply import Pace, Supply, bytes_per_s
 from forebay.units import GIB
 
@@ -235,7 +235,7 @@ class Fed:
             limits,
         )
         self.meter = model.meter() if hasattr(model, "meter") else Meter()
-        self.ranks = of(model)
+        self.ranks = ranks_of(model)
         self.digest = Digest(getattr(model, "digest", None), self.ranks.rank, self.ranks.world)
         self.rate, self.cpu = Rate(), Cpu()
         self.evaluations: list[Evaluation] = []
@@ -345,8 +345,8 @@ class Fed:
             if found == NO_NUMBER:
                 raise self.ranks.agree(RunError(where, found, "a lower --learning-rate, or another --seed"))
             # The rank that says it looks for it.
-            told = None if self.ranks.rank or not self.explain else self.explain()
-            raise self.ranks.agree(RunError(where, told or found, self.remake))
+            explained = None if self.ranks.rank or not self.explain else self.explain()
+            raise self.ranks.agree(RunError(where, explained or found, self.remake))
 
     def _judge(self) -> None:
         self._look(True)
@@ -425,7 +425,7 @@ def peak(model: Model, kept: list[Any], seconds: float, batches: int = 0) -> tup
         model.step(rows)
     model.wait()
     found, cpu = Rate(), Cpu.now()
-    turn, ranks = cycle(kept), of(model)
+    turn, ranks = cycle(kept), ranks_of(model)
     for _ in range(PIECES):
         began, samples, steps = time.perf_counter(), 0, 0
         while True:

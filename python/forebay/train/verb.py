@@ -459,7 +459,7 @@ def _run_one(
     from forebay.bench import save, terminal
     from forebay.train import ranks, show
 
-    group = ranks.of(model)
+    group = ranks.ranks_of(model)
     group.together(lambda: request.check(model.device))
     output = group.together(lambda: save.Output(out, save.RUN) if out else None)
     with progress(quiet) as say:

@@ -177,17 +177,17 @@ class Seen:
             return f"it opened nothing with bytes in it under {shown(self.under)}: another --data"
         written = [f for f in self.files.values() if f.written]
         small = [f for f in self.files.values() if not f.written]
-        told = []
+        found = []
         if written:
             folder = _example(written)
-            told.append(f"{_counted(written, 'file')} it had open for writing{folder}; --data DIR if that is what it reads")
+            found.append(f"{_counted(written, 'file')} it had open for writing{folder}; --data DIR if that is what it reads")
         if small:
             sizes = f"{_counted(small, 'file')} of {bytes_(sum(f.bytes for f in small))} in all{_example(small)}"
-            told.append(f"{sizes}, less than {bytes_(DATA_BYTES_MIN)}, which settings have, too; --data DIR if they are data")
-        if self.programs and not told:
+            found.append(f"{sizes}, less than {bytes_(DATA_BYTES_MIN)}, which settings have, too; --data DIR if they are data")
+        if self.programs and not found:
             kinds = "programs, libraries and their modules"
-            told.append(f"{len(self.programs)} files of {kinds} alone; --data DIR if its data lies among them")
-        return "; ".join(told) or "it opened none meanwhile: watch it while it reads, or for longer (--seconds)"
+            found.append(f"{len(self.programs)} files of {kinds} alone; --data DIR if its data lies among them")
+        return "; ".join(found) or "it opened none meanwhile: watch it while it reads, or for longer (--seconds)"
 
     @property
     def opens(self) -> int:
@@ -195,7 +195,7 @@ class Seen:
         name = self.main_suffix()
         return self.suffixes[name].opens if name is not None else 0
 
-    def of(self, suffix: str) -> list[File]:
+    def with_suffix(self, suffix: str) -> list[File]:
         return [f for f in self.files.values() if not f.written and suffix_of(f.path) == suffix]
 
 
@@ -226,7 +226,7 @@ def suffix_of(path: str) -> str:
 
 
 @dataclass
-class Way:
+class FileTracer:
     """One way to learn of files. `refused`: why it can't be had; `note`: what it misses."""
 
     name: str
@@ -237,7 +237,7 @@ class Way:
         return {"name": self.name, "works": self.refused is None, "reason": self.refused, "note": self.note}
 
 
-class Opens(Way):
+class Opens(FileTracer):
     """Every open, by fanotify."""
 
     def __init__(self) -> None:
@@ -286,7 +286,7 @@ class Opens(Way):
                 self.unknown += tree.forks.refused is not None and tree.is_gone(pid)
                 continue
             try:
-                found = stats.of(descriptor)
+                found = stats.stat(descriptor)
             except OSError:
                 continue
             file = seen.see(found, _paths(f"/proc/self/fd/{descriptor}"), bool(mask & FAN_OPEN))
@@ -341,7 +341,7 @@ def mounts(pid: int) -> list[tuple[int, str]]:
     return found
 
 
-class Open(Way):
+class Open(FileTracer):
     """Looking at what is open or mapped now, and how far it was read."""
 
     def __init__(self) -> None:
@@ -350,7 +350,7 @@ class Open(Way):
         self._at: dict[tuple[int, int], tuple[File, int]] = {}
         self.steps: Counter[str] = Counter()
 
-    def look(self, tree: Tree, seen: Seen, counts_opens: bool) -> None:
+    def examine(self, tree: Tree, seen: Seen, counts_opens: bool) -> None:
         """`counts_opens`: nothing else does, so that a file that is seen anew was opened."""
         for process in list(tree.processes.values()):
             try:
@@ -368,7 +368,7 @@ class Open(Way):
         link = f"/proc/{process.pid}/fd/{descriptor}"
         key = process.pid, descriptor
         try:
-            found = stats.of(link)
+            found = stats.stat(link)
         except OSError:
             return
         if not stat.S_ISREG(found.st_mode):
@@ -407,7 +407,7 @@ class Open(Way):
             for path in paths - code:
                 text = os.fsdecode(path)
                 try:
-                    found = stats.of(f"/proc/{process.pid}/root{text}")
+                    found = stats.stat(f"/proc/{process.pid}/root{text}")
                 except OSError:
                     continue
                 mapped = seen.see(found, None, False, text)

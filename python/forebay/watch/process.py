@@ -79,7 +79,7 @@ class Stat:
     is_of_kernel: bool
 
     @classmethod
-    def of(cls, text: bytes) -> Stat:
+    def parse(cls, text: bytes) -> Stat:
         fields = text[text.rindex(b")") + 2 :].split()
         block = int(fields[39]) if len(fields) > 39 else 0
         ticks, of_kernel = int(fields[11]) + int(fields[12]), bool(int(fields[6]) & _PF_KTHREAD)
@@ -119,7 +119,7 @@ class Thread:
     def block_ticks(self) -> int:
         """Clock ticks that it waited for block devices, where the kernel counts them."""
         try:
-            return Stat.of(self._stat.read()).block_ticks
+            return Stat.parse(self._stat.read()).block_ticks
         except (OSError, ValueError):
             return 0
 
@@ -162,7 +162,7 @@ class Process:
     def __init__(self, pid: int, parent: Process | None, is_new: bool) -> None:
         self.pid, self.parent = pid, parent
         self._stat, self._io = ProcFile(f"/proc/{pid}/stat"), ProcFile(f"/proc/{pid}/io")
-        self.stat = Stat.of(self._stat.read())
+        self.stat = Stat.parse(self._stat.read())
         self.faults_before = 0 if is_new else self.stat.major_faults
         self._name()
         self.threads: dict[int, Thread] = {}
@@ -195,10 +195,10 @@ class Process:
             found = found.parent
         return found
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Reads its state and threads. False once it is gone."""
         try:
-            self.stat = Stat.of(self._stat.read())
+            self.stat = Stat.parse(self._stat.read())
             found = {int(name) for name in os.listdir(f"/proc/{self.pid}/task")}
         except (OSError, ValueError):
             return False
@@ -266,7 +266,7 @@ def parent_of(pid: int) -> int:
     """0 where the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return Stat.of(file.read()).parent
+            return Stat.parse(file.read()).parent
     except (OSError, ValueError):
         return 0
 
@@ -289,7 +289,7 @@ class Tree:
     def __post_init__(self) -> None:
         self.processes[self.root.pid] = self.root
 
-    def look(self, first: bool = False) -> bool:
+    def refresh(self, first: bool = False) -> bool:
         """Finds new descendants and drops those that are gone. False once nothing of the tree is left."""
         self._others.clear()
         self._gone = set(), self._gone[0]
@@ -300,7 +300,7 @@ class Tree:
         for pid in [pid for pid in self._gone[1] if pid not in self.processes and parent_of(pid)]:
             self._add(pid, self.root, True)  # its parent left it: no list of children has it any more
         for process in sorted(self.processes.values(), key=_depth, reverse=True):
-            if not process.look():
+            if not process.refresh():
                 self._drop(process, before)
         return bool(self.processes)
 

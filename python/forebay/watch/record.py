@@ -148,7 +148,7 @@ def _gpus(figures: Figures) -> list[dict[str, Any]] | None:
 
 def _data(watch: Watch) -> list[File]:
     suffix = watch.seen.main_suffix()
-    return watch.seen.of(suffix) if suffix is not None else []
+    return watch.seen.with_suffix(suffix) if suffix is not None else []
 
 
 def _files(figures: Figures) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from forebay import numbers
 
 def text(record: dict[str, Any]) -> str:
     answer, process = record["answer"], record["process"]
-    lines = [f"waiting for storage: {answer['waiting']}" + (f" ({_share(answer['share'])} of its time)" if _told(answer) else "")]
+    share = f" ({_share(answer['share'])} of its time)" if _has_share(answer) else ""
+    lines = [f"waiting for storage: {answer['waiting']}{share}"]
     lines += [f"  {one}" for why in answer["why"] for one in textwrap.wrap(why, 100, subsequent_indent="  ")]
     lines.append("")
     some = numbers.count(process["processes"], "process").replace("processs", "processes")
@@ -31,7 +32,7 @@ def text(record: dict[str, Any]) -> str:
     return "\n".join([*lines, *next_steps(record)])
 
 
-def _told(answer: dict[str, Any]) -> bool:
+def _has_share(answer: dict[str, Any]) -> bool:
     return answer["share"] is not None
 
 

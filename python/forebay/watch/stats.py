@@ -38,7 +38,7 @@ if _statx is not None:
     _statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p]
 
 
-def of(file: int | str) -> Stated:
+def stat(file: int | str) -> Stated:
     """A descriptor's, or a path's. OSError as of os.stat."""
     found = _Statx()
     if _statx is not None:

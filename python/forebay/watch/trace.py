@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forebay.errors import MachineError
 from forebay.watch import stats
-from forebay.watch.files import Seen, Way
+from forebay.watch.files import FileTracer, Seen
 from forebay.watch.process import Tree
 
 ASKED = "--trace strace"
@@ -25,7 +25,7 @@ _ATTACHED_WITHIN_S = 10.0
 _BUFFER_BYTES = 1 << 16
 
 
-class Traced(Way):
+class Traced(FileTracer):
     """Every open, by a strace that follows the process and its descendants. MachineError where it can't."""
 
     def __init__(self, pid: int) -> None:
@@ -83,7 +83,7 @@ class Traced(Way):
     def _opened(self, pid: int, path: str, writes: bool, seen: Seen) -> None:
         for place in (f"/proc/{pid}/root{path}", path):
             with contextlib.suppress(OSError, ValueError):
-                file = seen.see(stats.of(place), None, True, path)
+                file = seen.see(stats.stat(place), None, True, path)
                 if file is not None and writes:
                     seen.wrote(file)
                 return

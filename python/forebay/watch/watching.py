@@ -117,10 +117,10 @@ class Watch:
         return found
 
     def _first_look(self) -> None:
-        self.tree.look(first=True)
+        self.tree.refresh(first=True)
         self._count()
         self._look_at_readers()
-        self.open.look(self.tree, self.seen, False)
+        self.open.examine(self.tree, self.seen, False)
         self._delays_before = self._delays()
         self._begin()
 
@@ -168,7 +168,7 @@ class Watch:
             self._begin_with_data()
 
     def _look_at_files(self) -> None:
-        self.open.look(self.tree, self.seen, self._opens_unknown())
+        self.open.examine(self.tree, self.seen, self._opens_unknown())
         self._begin_with_data()
 
     def _begin_with_data(self) -> None:
@@ -192,7 +192,7 @@ class Watch:
         return self.opens.refused is not None
 
     def _look(self) -> None:
-        if not self.tree.look():
+        if not self.tree.refresh():
             self.ended = True
         self._count()
         root = self.tree.processes.get(self.pid)
@@ -218,7 +218,7 @@ class Watch:
             if self.opens.events == before:
                 break
         self._count()
-        self.open.look(self.tree, self.seen, self._opens_unknown())
+        self.open.examine(self.tree, self.seen, self._opens_unknown())
         self.cpu_s = time.process_time() - self._processor_before
 
     @property
@@ -275,7 +275,7 @@ def _tree(pid: int, is_child: bool) -> Tree:
         raise RequestError(asked, "has ended", "pgrep -af python")
     if root.refused:
         raise MachineError(asked, f"belongs to somebody else ({root.refused})", f"sudo forebay watch {pid}")
-    if root.look() and root.is_zombie():
+    if root.refresh() and root.is_zombie():
         raise RequestError(asked, "has ended, and its parent hasn't noticed", "pgrep -af python")
     return Tree(root)
 

@@ -141,16 +141,16 @@ def bracketed(gib: float | None, stated: float | None, duration: float, end: End
 def mean(parts: Sequence[Rates]) -> Rates:
     """Mean over trials."""
 
-    def of(values: list[float | None]) -> float | None:
+    def average(values: list[float | None]) -> float | None:
         total = _sum(values)
         return None if total is None else total / len(values)
 
     return Rates(
-        of([p.gib for p in parts]),
-        of([p.stated for p in parts]),
-        of([p.as_published for p in parts]),
-        (of([p.window[0] for p in parts]), of([p.window[1] for p in parts])),
-        (of([p.drained[0] for p in parts]), of([p.drained[1] for p in parts])),
+        average([p.gib for p in parts]),
+        average([p.stated for p in parts]),
+        average([p.as_published for p in parts]),
+        (average([p.window[0] for p in parts]), average([p.window[1] for p in parts])),
+        (average([p.drained[0] for p in parts]), average([p.drained[1] for p in parts])),
     )
 
 

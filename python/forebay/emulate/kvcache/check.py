@@ -64,7 +64,7 @@ class Check:
 
     def limits(self, run: str) -> limits.Limits:
         if run not in self.by_run:
-            self.by_run[run] = limits.of(self.storage, self.found, run)
+            self.by_run[run] = limits.limits_of(self.storage, self.found, run)
         return self.by_run[run]
 
     def document(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def parse(link: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def of(asked: Asked, found: rank_files.Found, run: str) -> Limits:
+def limits_of(asked: Asked, found: rank_files.Found, run: str) -> Limits:
     """The limits of what was typed, or else of the one drive of the catalogue that a run's path or description names."""
     sheet, number, taken = asked.sheet, asked.number, ""
     if sheet is None:
