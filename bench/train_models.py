@@ -34,12 +34,12 @@ KEPT = (
     "batch", "peak_samples_per_s", "samples_per_s", "supply_gib_s", "input_wait_pct", "gpu_idle_pct", "batch_hash", "compiled"
 )  # fmt: skip
 # Supply → what its column tells, and of which key.
-WORDS_OF_SUPPLY = {
+SUPPLY_WORDS = {
     LOADER: ("of the peak", "of_peak"),
     NVME: ("of the peak", "of_peak"),
     SATA: ("of the lesser of peak and supply", "of_lesser"),
 }
-SHARES = tuple(f"{supply}: {what}" for supply, (what, _) in WORDS_OF_SUPPLY.items())
+SHARES = tuple(f"{supply}: {what}" for supply, (what, _) in SUPPLY_WORDS.items())
 COLUMNS = ("model", "batch", "peak, samples/s", "needs, MB/s", *SHARES, "waits, %")
 Row = dict[str, Any]
 
@@ -88,7 +88,7 @@ def table(rows: list[Row]) -> list[str]:
         if own:
             at = {supply: [row for row in own if row["supply"] == supply] for supply in SUPPLIES}
             cells = [middle([row[key] for row in own], 1) for key in ("peak_samples_per_s", "need_mb_s")]
-            cells += [middle([row[key] for row in at[supply]], 3) if at[supply] else "–" for supply, (_, key) in WORDS_OF_SUPPLY.items()]
+            cells += [middle([row[key] for row in at[supply]], 3) if at[supply] else "–" for supply, (_, key) in SUPPLY_WORDS.items()]
             cells.append(middle([row["input_wait_pct"] for row in at[SATA]], 1) if at[SATA] else "–")
             lines.append(f"| {model} | {own[0]['batch']} | {' | '.join(cells)} |")
     return lines

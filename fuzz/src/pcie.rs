@@ -261,7 +261,7 @@ impl Function {
 
     /// As another process has it from here on. Whatever the host did, that can be told and understood.
     fn change_process(&mut self) {
-        self.device.settle(&self.memory);
+        self.device.answer_ended(&self.memory);
         if !self.device.is_calm() || self.closing || !self.leaving.is_empty() {
             return;
         }

@@ -49,7 +49,7 @@ pub fn snap_state(data: &[u8]) {
         let queues: Vec<_> = one.queues.iter().map(|kept| kept.queue.clone()).collect();
         let subsystem = subsystem(&mut Input::new(&[]), false, false);
         if let Ok(mut device) = Device::restore(subsystem, Settings::default(), &one.device, &queues) {
-            device.settle(&memory);
+            device.answer_ended(&memory);
             device.work(&memory, 0);
             device.function_reset();
         }

@@ -119,7 +119,7 @@ pub fn nvme_pair(data: &[u8]) {
         }
     }
     if !pair.flipped {
-        pair.settle();
+        pair.run_until_quiet();
     }
 }
 
@@ -195,7 +195,7 @@ impl Pair {
     }
 
     /// Until nothing moves. All that was asked for is answered then.
-    fn settle(&mut self) {
+    fn run_until_quiet(&mut self) {
         loop {
             self.to_target.extend(self.host.sends());
             self.to_host.extend(self.target.sends());

@@ -24,7 +24,7 @@ const PIECE_BYTES: u64 = 4 << 20;
 const SLOTS: usize = 3;
 const WORKERS_MAX: u32 = 256;
 /// Interval at which the caller is asked whether to go on.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Request for checksums.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -231,7 +231,7 @@ impl<'a> Work<'a> {
     /// Does all pieces, with as many threads.
     fn all(&self, workers: u32, go_on: &mut dyn FnMut() -> bool) -> Result<(), Error> {
         let team = Team::new("checksum", workers, &self.stop);
-        let (interrupted, _) = team.run(|_, _| self.one_worker(), |lead| lead.watch(LOOK, go_on));
+        let (interrupted, _) = team.run(|_, _| self.one_worker(), |lead| lead.watch(POLL_INTERVAL, go_on));
         match self.stop.take_failure() {
             Some(e) => Err(e),
             None if interrupted => {

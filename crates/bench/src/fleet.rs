@@ -131,7 +131,7 @@ impl Fleet {
                 Ok(Report::Ready(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            watch.look(observer);
+            watch.observe(observer);
             watch.write_off_the_silent();
         }
         drop(watching);

@@ -8,7 +8,7 @@ use forebay_model::job::{Cache, Engine, JobSpec, Sync};
 use forebay_model::pattern::{Pattern, Span};
 use forebay_model::record::{PathRan, RunRecord};
 use forebay_model::Error;
-use forebay_storage::{Ends, FaultPlan, Looked, Paths, SourcePlan, Target};
+use forebay_storage::{Ends, Examined, FaultPlan, Paths, SourcePlan, Target};
 
 const PIN_LIMIT_MIN: u64 = 1 << 20;
 
@@ -65,7 +65,7 @@ pub fn requirements_of_job(job: &JobSpec) -> Result<(), Error> {
 }
 
 /// Checks what shows of this machine while nothing has been changed yet: processors, alignment, room, memory.
-pub(crate) fn of_machine(job: &JobSpec, looked: &Looked) -> Result<(), Error> {
+pub(crate) fn of_machine(job: &JobSpec, looked: &Examined) -> Result<(), Error> {
     if looked.plans.iter().all(SourcePlan::is_virtual) {
         return Ok(());
     }

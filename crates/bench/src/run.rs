@@ -180,7 +180,7 @@ fn run_watched(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer)
     let mut opened = looked.open(&purpose::of_job(&job, workers_most())?, &mut |targets| {
         purpose::fill(&job, targets, observer)
     })?;
-    let settled = settle(&job, &mut opened, &destination, observer);
+    let settled = calibrate(&job, &mut opened, &destination, observer);
     let calibration::Calibrated { job, reasons, calibration } = match settled {
         Ok(settled) => settled,
         Err(e) => return Err(nothing_measured(opened, true, e)),
@@ -214,7 +214,7 @@ fn run_watched(job: &JobSpec, command: Vec<String>, observer: &mut dyn Observer)
 }
 
 /// The job as it is to run, on targets that are known to support it.
-fn settle(
+fn calibrate(
     job: &JobSpec,
     opened: &mut Opened,
     destination: &Arc<Destination>,

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use timeouts::{Look, Timeouts};
+use timeouts::{Lateness, Timeouts};
 
 /// Failed I/Os after which a worker gives up, because the medium is gone rather than unreliable.
 const FAILURES_MAX: u64 = 1000;
@@ -185,7 +185,7 @@ impl Worker {
             let now = monotonic_now();
             self.closing |= self.shared.stop.load(Ordering::Relaxed) || self.starts_no_more(now);
             if now >= self.timeouts.next_look {
-                self.look(now);
+                self.check_timeouts(now);
             }
             self.start_ios(now);
             if now >= self.recorder.next_tick() {
@@ -631,12 +631,12 @@ impl Worker {
         format!("{what} of {} bytes at {} of {label}", len - pending.moved, offset + u64::from(pending.moved))
     }
 
-    fn look(&mut self, now: Instant) {
+    fn check_timeouts(&mut self, now: Instant) {
         let begin = self.recorder.time.begin;
         self.recorder.settle_deferred();
-        match self.timeouts.look(now, begin, &self.shared.standstills, &mut self.client) {
-            Look::AllInTime | Look::Unsure => return,
-            Look::Late => {}
+        match self.timeouts.find_late(now, begin, &self.shared.standstills, &mut self.client) {
+            Lateness::AllInTime | Lateness::Unsure => return,
+            Lateness::Late => {}
         }
         self.reactor.flush();
         self.client.collect(&mut self.reactor);

@@ -508,7 +508,7 @@ impl Reader {
 
     /// Waits until no request reads from it, and lets go of it: in the background where it was opened for one reading.
     pub fn close(self: Arc<Reader>) {
-        self.settle();
+        self.wait_for_requests();
         if self.once && self.windows().is_some() {
             let bytes = self.cached.bytes;
             leaving::drop_aside(self, bytes, cap_bytes());
@@ -516,7 +516,7 @@ impl Reader {
     }
 
     /// Waits until no request reads from it.
-    pub fn settle(&self) {
+    pub fn wait_for_requests(&self) {
         self.under_way.wait();
     }
 }

@@ -66,7 +66,7 @@ impl GpuNumbers {
             Error::run(asked, why.to_string(), "if the CUDA context is gone, a new process; forebay doctor")
         };
         let memory = room(&device, (given.count + 1) * NUMBER_BYTES).map_err(failed)?;
-        let seen = look(&kernel, &device, given, limit, memory.address()).map_err(failed)?;
+        let seen = copy_checked(&kernel, &device, given, limit, memory.address()).map_err(failed)?;
         let there = GpuNumbers { count: given.count, device, memory: Mutex::new(Some(memory)) };
         if seen[0] > 0 || many_repeat(&seen[1..]) {
             there.give_back();
@@ -157,7 +157,13 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 }
 
 /// Copies and checks them; how many are wrong, and the first of them.
-fn look(kernel: &RowNumbers, device: &Arc<CudaDevice>, given: &Given, limit: u64, to: u64) -> Cuda<Vec<u64>> {
+fn copy_checked(
+    kernel: &RowNumbers,
+    device: &Arc<CudaDevice>,
+    given: &Given,
+    limit: u64,
+    to: u64,
+) -> Cuda<Vec<u64>> {
     let stream = CudaStream::borrowed(device, given.stream);
     let event = CudaEvent::on(device)?;
     let mut seen = vec![0; (1 + given.count.min(SAMPLE)) * NUMBER_BYTES];

@@ -50,13 +50,13 @@ impl Copied {
                 std::ptr::copy_nonoverlapping(from, copied.numbers.as_mut_ptr().add(first), some);
                 copied.numbers.set_len(first + some);
             }
-            copied.look(first);
+            copied.count_rows(first);
         }
         copied
     }
 
     /// Counts the rows among those from `first` on.
-    fn look(&mut self, first: usize) {
+    fn count_rows(&mut self, first: usize) {
         let numbers = &self.numbers[first..];
         let (mut rows, mut last) = (numbers.len(), greatest(numbers));
         if last == Some(ROW_ELSEWHERE) {
@@ -90,7 +90,7 @@ impl Copied {
 impl From<Vec<u64>> for Copied {
     fn from(numbers: Vec<u64>) -> Copied {
         let mut copied = Copied { numbers, rows: 0, last: None };
-        copied.look(0);
+        copied.count_rows(0);
         copied
     }
 }

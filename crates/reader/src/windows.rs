@@ -15,7 +15,7 @@ const WINDOWS_WANTED: u64 = 8;
 /// Registered at most where the system doesn't say how much memory is free.
 const CAP_BYTES_UNKNOWN: u64 = 4 * GIB;
 /// Interval at which a waiting worker checks its copies.
-const LOOK_AGAIN: Duration = Duration::from_micros(500);
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
 
 pub(super) struct Windows {
     registry: MappedRegistry,
@@ -75,7 +75,7 @@ impl Windows {
         window.hold();
         let mut phase = self.registry.ask(&self.file, number, true, Some(wakeup));
         while phase == MappedPhase::Pending && go_on() {
-            std::thread::park_timeout(LOOK_AGAIN);
+            std::thread::park_timeout(POLL_INTERVAL);
             phase = window.phase();
         }
         let seen = self.registry.current_generation(&self.file);
@@ -189,7 +189,7 @@ impl Windows {
             }
         }
         while wanted.iter().any(|(number, _)| phase(number) == MappedPhase::Pending) && go_on() {
-            std::thread::park_timeout(LOOK_AGAIN);
+            std::thread::park_timeout(POLL_INTERVAL);
         }
         let held = wanted.iter().map(|(number, _)| *number).filter(|n| self.hold_ready(*n)).collect();
         let settled = self.settled(held);

@@ -16,7 +16,7 @@ pub use outputs::Outputs;
 
 // Sources: the table of their kinds, what a URI refers to, and what all of them can be asked.
 pub use source::{
-    Action as PlanAction, FilePlan, Found as FoundSource, Look as LookAtSource, MadeOf, MemoryRegistration,
+    Action as PlanAction, Examiner, FilePlan, Found as FoundSource, MadeOf, MemoryRegistration,
     Open as OpenPlan, OpenSource, QueueNeeds, Route, Source, SourceMedium, SourcePlan, SourceRow, Target,
     Timing as SourceTiming, Uri, Workers as SourceWorkers, SOURCES,
 };
@@ -30,7 +30,7 @@ pub use source::nvme_tcp::{
     Tls as NvmeTcpTls, Transport as NvmeTcpTransport,
 };
 pub use source::stripe::StripeQueue;
-pub use source::vfio_user::{look_at_drive, Drive as VfioUserDrive, Options as VfioUserOptions};
+pub use source::vfio_user::{probe_drive, Drive as VfioUserDrive, Options as VfioUserOptions};
 pub use source::{OpenFileSource, OpenModel, OpenNamespace, OpenNil, OpenStripe, SharedDrive};
 
 // Questions to remote drives that need no job.
@@ -57,5 +57,5 @@ pub use path::{
 pub use opening::manifest::Content as ManifestContent;
 pub use opening::mounts::mounted_as;
 pub use opening::{
-    allow_descriptors, examine, has_rings, reopened, HeldManifest, Looked, Opened, Purpose, KEEP_FREE_BYTES,
+    allow_descriptors, examine, has_rings, reopened, Examined, HeldManifest, Opened, Purpose, KEEP_FREE_BYTES,
 };

@@ -60,7 +60,7 @@ fn run_between_faults(rig: &mut Rig, awaited: &Cell<u32>, flat: &mut Flat, work:
             left = left
                 .iter()
                 .zip(answers)
-                .filter_map(|(request, answer)| settle(rig, flat, request, &answer, &mut tally))
+                .filter_map(|(request, answer)| book_answer(rig, flat, request, &answer, &mut tally))
                 .collect();
         }
     }
@@ -68,7 +68,7 @@ fn run_between_faults(rig: &mut Rig, awaited: &Cell<u32>, flat: &mut Flat, work:
 }
 
 /// Books one answer; returns the rest of a short one.
-fn settle(
+fn book_answer(
     rig: &Rig,
     flat: &mut Flat,
     request: &Request,
@@ -254,7 +254,7 @@ fn an_io_that_is_swallowed_comes_back_once_it_is_abandoned_and_only_then() {
             }
             // The device is done with all of them, and nothing is told.
             for _ in 0..3 {
-                let reported = rig.settle(&awaited);
+                let reported = rig.run_until_quiet(&awaited);
                 assert!(reported.is_empty(), "{}: reported before it was abandoned: {reported:?}", rig.name);
             }
             rig.abandon_all();

@@ -32,7 +32,7 @@ pub fn nvme_rdma_host_end(data: &[u8]) {
         }
         assert_eq!(world.end.in_flight(), world.out.len());
     }
-    world.settle();
+    world.answer_all();
 }
 
 impl World {
@@ -112,7 +112,7 @@ impl World {
     }
 
     /// All that is out is answered.
-    fn settle(&mut self) {
+    fn answer_all(&mut self) {
         let out: Vec<(u16, bool)> = self.out.iter().map(|(cid, out)| (*cid, out.answer.is_some())).collect();
         for (cid, answered) in out {
             self.sent(Handle(cid));

@@ -65,7 +65,7 @@ pub fn nvme_rdma_target_end(data: &[u8]) {
         }
         world.take();
     }
-    world.settle();
+    world.run_until_quiet();
 }
 
 impl World {
@@ -280,7 +280,7 @@ impl World {
     }
 
     /// Until nothing moves: all that came is answered then.
-    fn settle(&mut self) {
+    fn run_until_quiet(&mut self) {
         loop {
             let mut moved = false;
             loop {

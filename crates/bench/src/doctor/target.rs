@@ -432,7 +432,7 @@ mod tests {
         TargetServer::start(TargetConfig::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap()
     }
 
-    fn look(server: &TargetServer, more: &str) -> Vec<Check> {
+    fn checks_on(server: &TargetServer, more: &str) -> Vec<Check> {
         let address = server.addresses()[0];
         let uri = format!("nvme+tcp://{address}/{NQN}{more}");
         checks(&Roots::host(), &uri, &options(&uri), address)
@@ -447,7 +447,7 @@ mod tests {
     #[test]
     fn a_target_is_asked_for_all_that_a_run_would_need() {
         let server = server("", "allow_any_host = true");
-        let found = look(&server, "?queues=2&hdgst=1");
+        let found = checks_on(&server, "?queues=2&hdgst=1");
         for id in [
             "handshake",
             "digests",
@@ -472,7 +472,7 @@ mod tests {
     fn what_a_target_lacks_is_named_with_what_to_type() {
         let server =
             server("queues = 1\ndata_digest = false\nmax_transfer = \"64k\"", "allow_any_host = true");
-        let found = look(&server, "?queues=4&ddgst=1&nsid=7&kato=-1");
+        let found = checks_on(&server, "?queues=4&ddgst=1&nsid=7&kato=-1");
         for (id, state, next) in [
             ("digests", CheckState::Missing, "data_digest = true"),
             ("queues", CheckState::Missing, "queues=1"),
@@ -491,7 +491,7 @@ mod tests {
     #[test]
     fn a_host_that_may_not_come_and_a_peer_that_is_no_target_are_told_so() {
         let server = server("", "[[subsystems.hosts]]\nnqn = \"nqn.2026-11.io.example:other\"");
-        let refused = look(&server, "");
+        let refused = checks_on(&server, "");
         let check = check_named(&refused, "connect");
         assert!(check.state == CheckState::Missing && check.next.is_some(), "{check:?}");
         assert_eq!(check_named(&refused, "handshake").state, CheckState::Works);

@@ -182,7 +182,7 @@ impl Watch {
         }
     }
 
-    pub(super) fn look(&mut self, observer: &mut dyn Observer) {
+    pub(super) fn observe(&mut self, observer: &mut dyn Observer) {
         for (point, detail) in self.series.ripe() {
             if let Some(steady) = self.steady.as_mut().filter(|_| !point.warmup) {
                 if steady.push(&point) && self.steady_after_s.is_none() {

@@ -161,7 +161,7 @@ fn what_is_done_already_is_collected_before_it_could_be_called_overdue() {
     worker.start_ios(now);
     let late = now + Duration::from_secs(100);
     worker.timeouts.next_look = late;
-    worker.look(late);
+    worker.check_timeouts(late);
     assert_eq!(
         (worker.client.in_flight(), worker.recorder.tally.ios(), worker.recorder.tally.errors.timed_out),
         (0, 2, 0)
@@ -173,14 +173,14 @@ fn time_in_which_the_process_stood_still_is_nobodys_time_out() {
     let (mut worker, ..) = worker_over(JobSpec { timeout_s: 4.0, ..job() }, 1, true);
     let now = monotonic_now();
     worker.start_ios(now);
-    worker.timeouts.next_look = now + timeouts::LOOK;
+    worker.timeouts.next_look = now + timeouts::POLL_INTERVAL;
     let after = |s| now + Duration::from_secs(s);
-    worker.look(after(100));
+    worker.check_timeouts(after(100));
     assert_eq!((worker.client.in_flight(), worker.recorder.tally.errors.timed_out), (2, 0));
-    worker.look(after(101));
+    worker.check_timeouts(after(101));
     assert_eq!(worker.recorder.tally.errors.timed_out, 0, "what was left of their time is still theirs");
     worker.timeouts.next_look = after(105);
-    worker.look(after(105));
+    worker.check_timeouts(after(105));
     assert_eq!(worker.recorder.tally.errors.timed_out, 2);
 }
 

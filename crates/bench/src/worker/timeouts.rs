@@ -6,12 +6,12 @@ use forebay_io::{Client, LateIo, Reactor};
 use std::time::{Duration, Instant};
 
 /// Interval of looks while nothing completes, whatever the reporting interval: stop requests are seen then, too.
-pub(super) const LOOK: Duration = Duration::from_millis(250);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time to the next look where a beat is to come first.
-const LOOK_SOON: Duration = Duration::from_millis(10);
+const POLL_SOON: Duration = Duration::from_millis(10);
 
-/// What a look found.
-pub(super) enum Look {
+/// Whether I/Os are late.
+pub(super) enum Lateness {
     AllInTime,
     /// Something took long, and the process may have stood still meanwhile.
     Unsure,
@@ -31,29 +31,29 @@ pub(super) struct Timeouts {
 
 impl Timeouts {
     pub(super) fn new(timeout: Duration, interval: Duration, now: Instant) -> Timeouts {
-        let every = LOOK.min(interval);
+        let every = POLL_INTERVAL.min(interval);
         Timeouts { timeout, every, next_look: now, forgiven: Duration::ZERO, late: Vec::new() }
     }
 
     /// Looks for I/Os that are late, in a run that began at `begin`.
-    pub(super) fn look(
+    pub(super) fn find_late(
         &mut self,
         now: Instant,
         begin: Instant,
         standstills: &Standstills,
         client: &mut Client<Issued>,
-    ) -> Look {
+    ) -> Lateness {
         let late = now.saturating_duration_since(self.next_look);
         self.next_look = now + self.every;
         self.forgive(if late > STANDSTILL { late } else { Duration::ZERO }, begin, standstills, client);
         if !client.any_late(now, self.timeout) {
-            return Look::AllInTime;
+            return Lateness::AllInTime;
         }
         if !standstills.are_known_at(now) {
-            self.next_look = now + LOOK_SOON;
-            return Look::Unsure;
+            self.next_look = now + POLL_SOON;
+            return Lateness::Unsure;
         }
-        Look::Late
+        Lateness::Late
     }
 
     /// Excludes standstills from the time-outs: `seen` is what this thread saw of one itself, and may be told by a beat as

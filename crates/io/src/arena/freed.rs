@@ -31,7 +31,7 @@ impl Kept {
     }
 
     /// The first page that isn't as it was left.
-    fn look(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), String> {
         let page = |at: &usize| {
             // SAFETY: a page of the mapping, which stays until this is dropped.
             unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(*at), PAGE) }
@@ -77,8 +77,8 @@ impl Freed {
         gone
     }
 
-    fn look(&self) -> Result<(), String> {
-        self.kept.iter().try_for_each(Kept::look)
+    fn check(&self) -> Result<(), String> {
+        self.kept.iter().try_for_each(Kept::check)
     }
 }
 
@@ -97,13 +97,13 @@ pub(crate) fn keep(base: NonNull<u8>, bytes: usize) {
     let kept = Kept::new(base, bytes);
     // Looked at and unmapped without the lock.
     let gone = FREED.lock().expect("nothing panics while it holds what was freed").add(kept);
-    gone.iter().for_each(|oldest| end_if(oldest.look()));
+    gone.iter().for_each(|oldest| end_if(oldest.check()));
 }
 
 extern "C" fn look_at_exit() {
     // Threads may go on while the process exits.
     if let Ok(freed) = FREED.try_lock() {
-        end_if(freed.look());
+        end_if(freed.check());
     }
 }
 
@@ -146,9 +146,9 @@ mod tests {
             assert!(freed.add(Kept::new(base, bytes)).is_empty());
             arena.slot(1).host_ptr()
         });
-        assert_eq!(freed.look(), Ok(()));
+        assert_eq!(freed.check(), Ok(()));
         write_late(slots[1].wrapping_add(5000));
-        assert!(freed.look().unwrap_err().contains("12288 bytes into"));
+        assert!(freed.check().unwrap_err().contains("12288 bytes into"));
         slots.reverse();
         let large = ManuallyDrop::new(Arena::new(1, KEPT_BYTES_MAX, Pages::Small).unwrap());
         assert_eq!(freed.add(Kept::new(large.whole().0, large.whole().1)).len(), 3, "the oldest go");
@@ -174,14 +174,14 @@ mod tests {
         reactor.flush();
         let mut freed = Freed::default();
         freed.add(Kept::new(arena.whole().0, arena.whole().1));
-        assert_eq!(freed.look(), Ok(()));
+        assert_eq!(freed.check(), Ok(()));
         rustix::io::write(&write, b"late").unwrap();
         let mut done = Vec::new();
         while done.is_empty() {
             reactor.wait(1, clock::monotonic_now() + Duration::from_secs(1), Duration::ZERO);
             reactor.take(token, &mut done);
         }
-        assert!(done[0].result != 4 || freed.look().is_err(), "it was written, and not found");
+        assert!(done[0].result != 4 || freed.check().is_err(), "it was written, and not found");
         assert_eq!(done[0].result, 4);
     }
 

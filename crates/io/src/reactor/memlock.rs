@@ -23,7 +23,7 @@ pub(super) const SHORT: &str = "short_ring";
 pub(super) const ENTRIES_MIN: u32 = 64;
 /// Longest time for a ring that ended to give its memory back.
 const PATIENCE: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Rings that are tried at a time: each takes a descriptor, which others of the process may need.
 pub(super) const TRIED_MAX: u32 = 64;
 /// Bytes of a limit that registered buffers leave to rings, and to this user's other processes.
@@ -56,7 +56,7 @@ pub fn retry_for_memlock<T>(ring: impl Fn() -> io::Result<T>) -> io::Result<T> {
                     && memlock_limit().is_some()
                     && clock::monotonic_now() < until =>
             {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
             reported => return reported,
         }

@@ -30,7 +30,7 @@ pub const OF_REFERENCE: [&str; 3] = [
 /// the link isn't full.
 const REQUESTED: f64 = 24.0 / 512.0 + 8.0 / 256.0;
 /// Nanoseconds between two looks at whether to go on.
-const LOOK_NS: u64 = 1_000_000_000;
+const POLL_NS: u64 = 1_000_000_000;
 /// At most, of a trace that took months.
 const LOOKS: u64 = 100;
 
@@ -181,7 +181,7 @@ impl Play<'_> {
     /// True where all was served to its end.
     fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> bool {
         let (window, latest) = (self.spec.window_ns(), self.spec.counted_until_ns());
-        let each = if self.spec.replay.is_some() { LOOK_NS.max(window / LOOKS) } else { LOOK_NS };
+        let each = if self.spec.replay.is_some() { POLL_NS.max(window / LOOKS) } else { POLL_NS };
         let mut next_look = each;
         let mut answers = 0u64;
         loop {

@@ -287,11 +287,11 @@ impl Training {
             accelerators: accelerators.iter().map(Span::from_steps).collect(),
         });
         self.waited.barrier_s += accelerators.iter().map(|a| a.barrier_ns).sum::<u64>() as f64 / 1e9;
-        self.settle();
+        self.sum_epochs();
     }
 
     /// Brings the totals up to the epochs.
-    pub fn settle(&mut self) {
+    pub fn sum_epochs(&mut self) {
         let of = |rules: RuleSet| {
             let epochs: Vec<(Figures, f64)> = self
                 .epochs
@@ -428,7 +428,7 @@ impl Training {
             start_to_first_step_s: parts.iter().filter_map(|p| p.start_to_first_step_s).reduce(f64::max),
             ..(*first).clone()
         };
-        merged.settle();
+        merged.sum_epochs();
         Ok(merged)
     }
 }

@@ -12,9 +12,9 @@ const NAMESPACES_MAX: usize = 4096;
 /// Longest ANA log that is read, bytes.
 const ANA_LOG_MAX: usize = 64 << 10;
 
-/// One look of a scan: an Identify.
+/// Step of a scan: an Identify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum ScanStep {
     /// Which namespaces above this one are active.
     List {
         after: u32,
@@ -23,22 +23,22 @@ pub(super) enum Look {
     Descriptors(u32),
 }
 
-impl Look {
+impl ScanStep {
     /// Description for failures.
     pub(super) fn name(self) -> String {
         match self {
-            Look::List { .. } => LIST.into(),
-            Look::Namespace(nsid) => format!("Identify of namespace {nsid}"),
-            Look::Descriptors(nsid) => format!("Identify of the descriptors of namespace {nsid}"),
+            ScanStep::List { .. } => LIST.into(),
+            ScanStep::Namespace(nsid) => format!("Identify of namespace {nsid}"),
+            ScanStep::Descriptors(nsid) => format!("Identify of the descriptors of namespace {nsid}"),
         }
     }
 
     /// CNS and NSID.
     pub(super) fn identify(self) -> (u8, u32) {
         match self {
-            Look::List { after } => (cns::ACTIVE_NAMESPACES, after),
-            Look::Namespace(nsid) => (cns::NAMESPACE, nsid),
-            Look::Descriptors(nsid) => (cns::NAMESPACE_DESCRIPTORS, nsid),
+            ScanStep::List { after } => (cns::ACTIVE_NAMESPACES, after),
+            ScanStep::Namespace(nsid) => (cns::NAMESPACE, nsid),
+            ScanStep::Descriptors(nsid) => (cns::NAMESPACE_DESCRIPTORS, nsid),
         }
     }
 }
@@ -96,20 +96,20 @@ impl Namespaces {
     }
 
     /// Begins a scan; `changed`: namespaces that are known to have changed, None where any may have.
-    pub(super) fn begin(&mut self, changed: Option<BTreeSet<u32>>) -> Look {
+    pub(super) fn begin(&mut self, changed: Option<BTreeSet<u32>>) -> ScanStep {
         self.scan = Scan { changed, ..Scan::default() };
-        Look::List { after: 0 }
+        ScanStep::List { after: 0 }
     }
 
     /// Begins a scan of those that the Changed Namespace List names.
-    pub(super) fn changes_came(&mut self, bytes: &[u8; BYTES]) -> Look {
+    pub(super) fn changes_came(&mut self, bytes: &[u8; BYTES]) -> ScanStep {
         let page = ChangedNamespaces::read(bytes).copied().unwrap_or_default();
         let changed = page.changed().map(|nsids| nsids.collect());
         self.begin(changed)
     }
 
     /// A list of at most 1024 active namespaces above `after`, in order.
-    pub(super) fn listed(&mut self, after: u32, bytes: &[u8; BYTES]) -> Result<Option<Look>, Failure> {
+    pub(super) fn listed(&mut self, after: u32, bytes: &[u8; BYTES]) -> Result<Option<ScanStep>, Failure> {
         let list = NamespaceList::read(bytes).copied().unwrap_or_default();
         let mut last = after;
         for nsid in list.iter() {
@@ -125,12 +125,12 @@ impl Namespaces {
             return Err(Failure::refused(LIST, found));
         }
         if list.is_full() && last < u32::MAX - 1 {
-            return Ok(Some(Look::List { after: last }));
+            return Ok(Some(ScanStep::List { after: last }));
         }
         self.end_of_list()
     }
 
-    fn end_of_list(&mut self) -> Result<Option<Look>, Failure> {
+    fn end_of_list(&mut self) -> Result<Option<ScanStep>, Failure> {
         let active = std::mem::take(&mut self.scan.active);
         if let Some(nsid) = self.only.filter(|nsid| !self.watched && !active.contains(nsid)) {
             let all: Vec<String> = active.iter().take(20).map(u32::to_string).collect();
@@ -149,8 +149,8 @@ impl Namespaces {
         Ok(self.scan_on())
     }
 
-    fn scan_on(&mut self) -> Option<Look> {
-        self.scan.pending.pop_front().map(Look::Namespace)
+    fn scan_on(&mut self) -> Option<ScanStep> {
+        self.scan.pending.pop_front().map(ScanStep::Namespace)
     }
 
     fn forget(&mut self, nsid: u32) {
@@ -164,7 +164,7 @@ impl Namespaces {
         &mut self,
         nsid: u32,
         bytes: &[u8; BYTES],
-    ) -> Result<(Option<Look>, bool), Failure> {
+    ) -> Result<(Option<ScanStep>, bool), Failure> {
         let namespace = Namespace::from_bytes(bytes);
         if namespace.is_inactive() {
             self.forget(nsid);
@@ -177,7 +177,7 @@ impl Namespaces {
         // The state of a group is told of only while it has namespaces.
         let known = self.known.get(&nsid).is_some_and(|known| known.ana_group == info.ana_group);
         self.scan.found = Some(info);
-        Ok((Some(Look::Descriptors(nsid)), !known))
+        Ok((Some(ScanStep::Descriptors(nsid)), !known))
     }
 
     fn read_namespace(&self, nsid: u32, namespace: &Namespace, bytes: &[u8; BYTES]) -> NamespaceInfo {
@@ -212,7 +212,7 @@ impl Namespaces {
     }
 
     /// The descriptors of the namespace that was just identified; empty where the controller has none.
-    pub(super) fn named(&mut self, nsid: u32, data: &[u8]) -> Option<Look> {
+    pub(super) fn named(&mut self, nsid: u32, data: &[u8]) -> Option<ScanStep> {
         if let Some(mut info) = self.scan.found.take().filter(|info| info.nsid == nsid) {
             for descriptor in parse_descriptors(data) {
                 match descriptor {

@@ -5,7 +5,7 @@ mod text;
 
 use super::admin::{expect_success, spelled, Asked};
 use super::discovery::Reading;
-use super::namespaces::{ana_page, Look};
+use super::namespaces::{ana_page, ScanStep};
 use super::{Data, Event, Failure, Options, Session, NOT_LET_IN};
 use crate::command::{admin, Cqe, Sqe};
 use crate::fabrics::{
@@ -51,7 +51,7 @@ pub(super) enum Step {
     Events {
         bits: u32,
     },
-    Look(Look),
+    Scan(ScanStep),
     Ana,
     ChangedNamespaces,
     /// A log page that is read only so that its events come again.
@@ -96,7 +96,7 @@ impl Step {
             Step::IdentifyController => "Identify of the controller".into(),
             Step::Queues => "Set Features, Number of Queues".into(),
             Step::Events { .. } => "Set Features, Asynchronous Event Configuration".into(),
-            Step::Look(look) => look.name(),
+            Step::Scan(step) => step.name(),
             Step::Ana => "Get Log Page, Asymmetric Namespace Access".into(),
             Step::ChangedNamespaces => "Get Log Page, Changed Namespace List".into(),
             Step::Clear(lid) => format!("Get Log Page {lid:#04x}"),
@@ -185,7 +185,7 @@ impl Session {
         match job {
             Job::Scan => {
                 let first = self.namespaces.begin(None);
-                self.look(Some(first), now_ms);
+                self.continue_scan(Some(first), now_ms);
             }
             Job::Changes => {
                 self.read(Step::ChangedNamespaces, GetLogPage::new(lid::CHANGED_NAMESPACES, 0, 4096), now_ms)
@@ -229,7 +229,7 @@ impl Session {
         // A controller need not have events, nor descriptors, nor pages that are only read to hear of their events again.
         if !matches!(
             step,
-            Step::Connect | Step::Events { .. } | Step::Look(Look::Descriptors(_)) | Step::Clear(_)
+            Step::Connect | Step::Events { .. } | Step::Scan(ScanStep::Descriptors(_)) | Step::Clear(_)
         ) {
             expect_success(&name, cqe)?;
         }
@@ -251,15 +251,15 @@ impl Session {
                 self.configure_events(bits & !WARNINGS, now_ms);
             }
             Step::Events { .. } => self.configured(now_ms),
-            Step::Look(look) => self.looked(look, cqe, data, now_ms)?,
+            Step::Scan(step) => self.take_scan_step(step, cqe, data, now_ms)?,
             Step::Ana => {
                 let log = AnaLog::parse(data).map_err(|e| Failure::protocol(name, e.to_string()))?;
                 self.namespaces.set_ana(log);
-                self.look(None, now_ms);
+                self.continue_scan(None, now_ms);
             }
             Step::ChangedNamespaces => {
                 let first = self.namespaces.changes_came(whole(&name, data)?);
-                self.look(Some(first), now_ms);
+                self.continue_scan(Some(first), now_ms);
             }
             Step::Discovery => self.discovery_came(data, now_ms)?,
             Step::StartShutdown => {
@@ -279,30 +279,30 @@ impl Session {
     }
 
     /// A look of the scan for namespaces is answered.
-    fn looked(&mut self, look: Look, cqe: &Cqe, data: &[u8], now_ms: u64) -> Result<(), Failure> {
-        let next = match look {
-            Look::List { after } => self.namespaces.listed(after, whole(&look.name(), data)?)?,
-            Look::Namespace(nsid) => {
-                let (next, new_group) = self.namespaces.described(nsid, whole(&look.name(), data)?)?;
+    fn take_scan_step(&mut self, step: ScanStep, cqe: &Cqe, data: &[u8], now_ms: u64) -> Result<(), Failure> {
+        let next = match step {
+            ScanStep::List { after } => self.namespaces.listed(after, whole(&step.name(), data)?)?,
+            ScanStep::Namespace(nsid) => {
+                let (next, new_group) = self.namespaces.described(nsid, whole(&step.name(), data)?)?;
                 if self.info.ana && new_group {
                     self.add_job(Job::Ana);
                 }
                 next
             }
-            Look::Descriptors(nsid) => {
+            ScanStep::Descriptors(nsid) => {
                 self.namespaces.named(nsid, if cqe.status().is_success() { data } else { &[] })
             }
         };
-        self.look(next, now_ms);
+        self.continue_scan(next, now_ms);
         Ok(())
     }
 
     /// Tells what was seen, and looks on.
-    fn look(&mut self, next: Option<Look>, now_ms: u64) {
+    fn continue_scan(&mut self, next: Option<ScanStep>, now_ms: u64) {
         self.events.extend(self.namespaces.take_news());
-        if let Some(look) = next {
-            let (cns, nsid) = look.identify();
-            self.identify(Step::Look(look), cns, nsid, now_ms);
+        if let Some(step) = next {
+            let (cns, nsid) = step.identify();
+            self.identify(Step::Scan(step), cns, nsid, now_ms);
         }
     }
 

@@ -112,7 +112,7 @@ fn answered(open: &mut BTreeSet<u16>, tag: u16, cqe: &Cqe) {
     assert_eq!(cqe.cid.get(), tag);
 }
 
-fn settle(controller: &mut Controller, open: &mut BTreeSet<u16>) {
+fn run_effects(controller: &mut Controller, open: &mut BTreeSet<u16>) {
     while let Some(effect) = controller.next_effect() {
         match effect {
             Effect::Complete { tag, cqe } => answered(open, tag, &cqe),
@@ -139,7 +139,7 @@ fn execute(controller: &mut Controller, open: &mut BTreeSet<u16>, tag: u16, mut 
         Answer::Parked => assert!(matches!(sqe.opcode, admin::ASYNC_EVENT_REQUEST | admin::ABORT)),
         Answer::Authenticate => panic!("nobody has to authenticate"),
     }
-    settle(controller, open);
+    run_effects(controller, open);
 }
 
 proptest! {
@@ -165,7 +165,7 @@ proptest! {
                     controller.set_health(forebay_nvme::controller::Health { critical_warning, ..Default::default() });
                 }
             }
-            settle(&mut controller, &mut open);
+            run_effects(&mut controller, &mut open);
             prop_assert!(open.len() <= 4, "only as many requests wait as may");
         }
         // What still waits is answered by a reset.

@@ -106,7 +106,7 @@ impl Pair {
     }
 
     /// Until nothing moves.
-    fn settle(&mut self) {
+    fn run_until_quiet(&mut self) {
         while self.turn().expect("no fatal error") {}
         assert_eq!(
             (self.host.end.in_flight(), self.target.end.in_flight()),
@@ -139,7 +139,7 @@ impl Pair {
             checked += self.check(&mut asked);
             asked.insert(command.0, (kind, seed, len));
         }
-        self.settle();
+        self.run_until_quiet();
         checked += self.check(&mut asked);
         assert_eq!(checked, count);
     }
@@ -186,7 +186,7 @@ fn large_reads_go_straight_to_their_place() {
     for seed in 0..4 {
         pair.host.read(seed, 1 << 20).expect("a free slot");
     }
-    pair.settle();
+    pair.run_until_quiet();
     assert_eq!((pair.host.memory.placed, pair.host.memory.copied), (4 << 20, 0));
 }
 
@@ -196,12 +196,12 @@ fn large_reads_go_straight_to_their_place_where_small_ones_may_be_copied() {
     for seed in 0..3 {
         // Between them the connection is idle, and a receive may be waiting.
         pair.host.read(seed, 1 << 17).expect("a free slot");
-        pair.settle();
+        pair.run_until_quiet();
         assert_eq!(pair.host.end.expect().own.len(), 24);
     }
     assert_eq!((pair.host.memory.placed, pair.host.memory.copied), (3 << 17, 0));
     pair.host.read(4, 4096).expect("a free slot");
-    pair.settle();
+    pair.run_until_quiet();
     assert_eq!(pair.host.end.expect().own.len(), 65_536, "small reads follow small ones");
 }
 
@@ -228,7 +228,7 @@ fn a_queue_that_is_full_hands_the_command_back() {
     pair.host.flush().expect("a free slot");
     pair.host.flush().expect("a free slot");
     assert_eq!(pair.host.flush(), Err(host::Busy));
-    pair.settle();
+    pair.run_until_quiet();
     pair.host.flush().expect("a free slot");
 }
 
@@ -238,7 +238,7 @@ fn a_data_digest_that_differs_fails_a_read() {
     let mut pair = Pair::connected(Shape { data_digest: true, ..PLAIN }, 1);
     pair.host.corrupt = true;
     pair.host.read(1, 5000).expect("a free slot");
-    pair.settle();
+    pair.run_until_quiet();
     assert_eq!(pair.host.done[0].cqe.status(), Status::again(Code::TRANSIENT_TRANSPORT_ERROR));
 }
 
@@ -255,9 +255,9 @@ fn a_data_digest_that_differs_fails_a_write_and_nothing_else() {
             pair.to_target.extend(pair.host.sends());
         }
         pair.to_target[100] ^= 0x10;
-        pair.settle();
+        pair.run_until_quiet();
         pair.host.write(2, len).expect("a free slot");
-        pair.settle();
+        pair.run_until_quiet();
         let codes: Vec<Code> = pair.host.done.iter().map(|done| done.cqe.status().code).collect();
         assert_eq!((codes, pair.target.wrong), (vec![Code::TRANSIENT_TRANSPORT_ERROR, Code::SUCCESS], 1));
     }
@@ -272,7 +272,7 @@ fn a_command_may_be_refused_while_its_data_come() {
             for len in [1, 512, 8192, 100_000] {
                 pair.host.write(len, len).expect("a free slot");
             }
-            pair.settle();
+            pair.run_until_quiet();
             assert!(pair
                 .host
                 .done
@@ -310,7 +310,7 @@ fn the_queue_head_is_told_with_flow_control_and_only_then() {
         (0..4)
             .map(|seed| {
                 pair.host.read(seed, 512).expect("a free slot");
-                pair.settle();
+                pair.run_until_quiet();
                 pair.host.done[seed as usize].cqe.sqhd.get()
             })
             .collect::<Vec<u16>>()

@@ -151,7 +151,7 @@ impl Target {
     }
 
     /// Runs until the session waits with nothing under way but events.
-    fn settle(&mut self, session: &mut impl Driven) -> Result<Vec<Event>, Failure> {
+    fn run_until_quiet(&mut self, session: &mut impl Driven) -> Result<Vec<Event>, Failure> {
         let mut events = Vec::new();
         for _ in 0..100_000 {
             self.deliver(session);
@@ -198,7 +198,7 @@ impl Target {
 fn up(subsystem: Subsystem, options: Options) -> (Target, Session) {
     let mut target = Target::new(subsystem);
     let mut session = Session::new(options, target.now_ms);
-    assert_eq!(target.settle(&mut session), Ok(vec![Event::Ready]));
+    assert_eq!(target.run_until_quiet(&mut session), Ok(vec![Event::Ready]));
     (target, session)
 }
 
@@ -273,13 +273,13 @@ fn a_host_that_is_not_listed_is_told_so() {
     closed.hosts = Hosts::Listed([(OTHER.to_string(), HostSettings::default())].into());
     let mut target = Target::new(closed);
     let mut session = Session::new(options(), 0);
-    let failure = target.settle(&mut session).unwrap_err();
+    let failure = target.run_until_quiet(&mut session).unwrap_err();
     assert_eq!((failure.kind, failure.retry()), (FailureKind::Refused, false));
     assert!(failure.to_string().contains(HOST) && failure.to_string().contains(NQN), "{failure}");
     let mut target = Target::new(subsystem([]));
     let mut session =
         Session::new(Options { subsystem_nqn: "nqn.2014-08.org.example:no".into(), ..options() }, 0);
-    let failure = target.settle(&mut session).unwrap_err();
+    let failure = target.run_until_quiet(&mut session).unwrap_err();
     assert!(failure.to_string().contains("nqn.2014-08.org.example:no"), "{failure}");
 }
 
@@ -287,7 +287,7 @@ fn a_host_that_is_not_listed_is_told_so() {
 fn a_namespace_that_is_not_there_is_named_beside_those_that_are() {
     let mut target = Target::new(subsystem([(1, namespace(8)), (5, namespace(8))]));
     let mut session = Session::new(Options { namespace: Some(2), ..options() }, 0);
-    let failure = target.settle(&mut session).unwrap_err();
+    let failure = target.run_until_quiet(&mut session).unwrap_err();
     assert_eq!(failure.to_string(), "namespace 2: it is not there; there are: 1, 5");
     let (_, session) =
         up(subsystem([(1, namespace(8)), (5, namespace(9))]), Options { namespace: Some(5), ..options() });
@@ -299,13 +299,13 @@ fn a_namespace_that_is_not_there_is_named_beside_those_that_are() {
 fn namespaces_that_come_and_go_are_heard_of() {
     let (mut target, mut session) = up(subsystem([(1, namespace(8)), (2, namespace(8))]), options());
     target.update(subsystem([(2, namespace(16)), (3, namespace(4))]));
-    let events = target.settle(&mut session).unwrap();
+    let events = target.run_until_quiet(&mut session).unwrap();
     assert_eq!(events, [Event::Gone(1), Event::Changed(2), Event::Changed(3)]);
     assert_eq!(session.namespaces()[&2].blocks, 16);
     // Each change is heard of, not only the first.
     for blocks in 20..30 {
         target.update(subsystem([(2, namespace(blocks)), (3, namespace(4))]));
-        assert_eq!(target.settle(&mut session).unwrap(), [Event::Changed(2)]);
+        assert_eq!(target.run_until_quiet(&mut session).unwrap(), [Event::Changed(2)]);
         assert_eq!(session.namespaces()[&2].blocks, blocks);
     }
 }
@@ -317,7 +317,7 @@ fn changes_between_two_looks_are_not_lost() {
     target.update(subsystem([(1, namespace(9))]));
     target.update(subsystem([(1, namespace(10)), (4, namespace(1))]));
     target.update(subsystem([(1, namespace(11))]));
-    assert_eq!(target.settle(&mut session).unwrap(), [Event::Changed(1)]);
+    assert_eq!(target.run_until_quiet(&mut session).unwrap(), [Event::Changed(1)]);
     assert_eq!((session.namespaces().len(), session.namespaces()[&1].blocks), (1, 11));
 }
 
@@ -328,7 +328,7 @@ fn states_of_ana_groups_are_followed() {
     let (mut target, mut session) = up(state(AnaState::Optimized), options());
     for next in [AnaState::Inaccessible, AnaState::Change, AnaState::NonOptimized, AnaState::Optimized] {
         target.update(state(next));
-        assert_eq!(target.settle(&mut session).unwrap(), [Event::Ana], "{next:?}");
+        assert_eq!(target.run_until_quiet(&mut session).unwrap(), [Event::Ana], "{next:?}");
         assert_eq!(session.namespaces()[&1].ana_state, next);
     }
 }
@@ -339,9 +339,9 @@ fn a_namespace_of_a_group_that_was_empty_has_the_groups_state_of_today() {
     let (mut target, mut session) =
         up(with_ana(subsystem([(1, namespace(8))]), &[(5, AnaState::Inaccessible)]), options());
     target.update(subsystem([(1, namespace(8))]));
-    assert_eq!(target.settle(&mut session).unwrap(), [], "no namespace is concerned");
+    assert_eq!(target.run_until_quiet(&mut session).unwrap(), [], "no namespace is concerned");
     target.update(with_ana(subsystem([(1, namespace(8)), (2, moved(5))]), &[(5, AnaState::NonOptimized)]));
-    target.settle(&mut session).unwrap();
+    target.run_until_quiet(&mut session).unwrap();
     assert_eq!(session.namespaces()[&2].ana_state, AnaState::NonOptimized);
 }
 
@@ -352,7 +352,7 @@ fn keep_alive_keeps_it_alive_and_silence_ends_it() {
     for _ in 0..50 {
         let Ok(Action::Wait { until_ms }) = session.next(target.now_ms) else { panic!("it should wait") };
         target.now_ms = until_ms;
-        target.settle(&mut session).unwrap();
+        target.run_until_quiet(&mut session).unwrap();
         let now_ms = target.now_ms;
         assert!(!target.controller().tick(false, now_ms), "at {now_ms}");
     }
@@ -410,7 +410,7 @@ fn commands_are_aborted_as_many_at_once_as_the_controller_takes() {
     (100..110).for_each(|cid| session.abort(1, cid));
     let mut asked = Vec::new();
     while asked.len() < 10 {
-        assert_eq!(target.settle(&mut session), Ok(vec![]));
+        assert_eq!(target.run_until_quiet(&mut session), Ok(vec![]));
         let effects = std::mem::take(&mut target.effects);
         assert!((1..=4).contains(&effects.len()), "{effects:?}");
         for effect in effects {
@@ -421,7 +421,7 @@ fn commands_are_aborted_as_many_at_once_as_the_controller_takes() {
     }
     assert_eq!(asked, (100..110).collect::<Vec<_>>());
     session.abort(9, 1);
-    assert_eq!(target.settle(&mut session), Ok(vec![]), "one that finds nothing ends nothing");
+    assert_eq!(target.run_until_quiet(&mut session), Ok(vec![]), "one that finds nothing ends nothing");
 }
 
 // promise: NCT-6
@@ -454,7 +454,7 @@ fn a_shutdown_waits_until_all_is_durable() {
     assert!(!effects.iter().any(|e| matches!(e, Effect::Complete { cqe, .. } if !cqe.status().is_success())));
     assert!(!session.is_shut_down());
     target.controller().shut_down_complete();
-    target.settle(&mut session).unwrap();
+    target.run_until_quiet(&mut session).unwrap();
     assert!(session.is_shut_down());
 }
 
@@ -466,7 +466,7 @@ fn a_host_that_must_authenticate_gets_nothing_before() {
     closed.hosts = Hosts::Listed([(HOST.to_string(), settings)].into());
     let mut target = Target::new(closed);
     let mut session = Session::new(options(), target.now_ms);
-    assert_eq!(target.settle(&mut session), Ok(vec![]));
+    assert_eq!(target.run_until_quiet(&mut session), Ok(vec![]));
     assert_eq!(target.commands, 1);
     let status = |target: &mut Target, sqe: Sqe| match target.controller().execute(1, &sqe, &[], 0) {
         Answer::Complete(cqe) => Some(cqe.status().code),
@@ -480,7 +480,7 @@ fn a_host_that_must_authenticate_gets_nothing_before() {
     assert_eq!(target.controller().execute(1, &send, &[], 0), Answer::Authenticate);
     target.controller().authenticated();
     session.authenticated(target.now_ms);
-    assert_eq!(target.settle(&mut session), Ok(vec![Event::Ready]));
+    assert_eq!(target.run_until_quiet(&mut session), Ok(vec![Event::Ready]));
 }
 
 #[test]

@@ -240,7 +240,7 @@ impl Pair {
     }
 
     /// Until nothing is in flight. That it ends says that no doorbell was lost.
-    fn settle(&mut self) {
+    fn run_until_quiet(&mut self) {
         for _ in 0..20_000 {
             let ids: Vec<u16> = self.drivers.keys().copied().collect();
             ids.iter().for_each(|qid| self.reap(*qid));
@@ -270,7 +270,7 @@ fn what_is_written_is_read_again() {
         for _ in 0..300 {
             pair.round();
         }
-        pair.settle();
+        pair.run_until_quiet();
         assert!(pair.checked > 500 && pair.failed == 0, "{} {}", pair.checked, pair.failed);
         assert_eq!(pair.world.fatal, Vec::<String>::new());
         for qid in 1..=4 {
@@ -301,7 +301,7 @@ fn goes_on_through_moves(seed: u64, shadow: bool, sgl: bool) {
     for _ in 0..300 {
         pair.round();
     }
-    pair.settle();
+    pair.run_until_quiet();
     assert!(pair.checked > 500 && pair.failed == 0, "{} {}", pair.checked, pair.failed);
     let World { moves, moved, .. } = pair.world;
     assert!(moves > 20 && moved > 100, "{moves} moves with {moved} commands in flight");
@@ -334,7 +334,7 @@ fn is_reset_through_moves(seed: u64, sgl: bool) {
             pair.restart();
         }
     }
-    pair.settle();
+    pair.run_until_quiet();
     assert!(pair.world.moves > 10 && pair.aborts.1 > 20, "{} {:?}", pair.world.moves, pair.aborts);
 }
 
@@ -348,7 +348,7 @@ fn shadow_doorbells_save_most_register_writes() {
         for _ in 0..300 {
             pair.round();
         }
-        pair.settle();
+        pair.run_until_quiet();
         pair.world.doorbell_writes as f64 / pair.checked as f64
     };
     let (with, without) = (writes(true), writes(false));
@@ -371,7 +371,7 @@ fn a_sleeping_function_is_woken_by_each_command() {
         assert!(pair.world.all_asleep());
         pair.ask(2);
         pair.ring(2);
-        pair.settle();
+        pair.run_until_quiet();
     }
     assert_eq!(pair.checked, 200);
 }
@@ -390,7 +390,7 @@ fn a_command_that_comes_before_its_queue_is_opened_is_found() {
             pair.create(3);
             pair.ask(3);
             pair.ring(3);
-            pair.settle();
+            pair.run_until_quiet();
         }
         assert_eq!(pair.checked, 20);
     }
@@ -405,7 +405,7 @@ fn failing_commands_fail_alone() {
     for _ in 0..200 {
         pair.round();
     }
-    pair.settle();
+    pair.run_until_quiet();
     assert!(pair.failed > 20 && pair.checked > pair.failed);
 }
 

@@ -248,7 +248,7 @@ impl World {
     /// Replaces it by what another process would have of it, and carries out what is in flight from the start.
     fn move_on(&mut self) {
         let memory = self.memory.clone();
-        self.device.settle(&memory);
+        self.device.answer_ended(&memory);
         while let Some(effect) = self.device.next_effect() {
             self.effect(effect);
         }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval at which it checks for copies that have ended.
-const LOOK_AGAIN: Duration = Duration::from_micros(500);
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// If a copy takes so long, the driver is asked whether it still goes on.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -95,7 +95,7 @@ pub(crate) fn mix(
                 request.fail(copy_failed(gpu, &why));
             }
         } else {
-            std::thread::park_timeout(LOOK_AGAIN);
+            std::thread::park_timeout(POLL_INTERVAL);
         }
     };
     // The request lets go of its file at its end, and so must we.

@@ -215,7 +215,7 @@ impl<'a> Served<'a> {
                 continue;
             }
             let Some(heard) = self.hear() else { return };
-            if !(heard | self.look()) {
+            if !(heard | self.serve_queues()) {
                 let _ = poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&NAP));
             }
         }
@@ -245,7 +245,7 @@ impl<'a> Served<'a> {
         self.stream.set_nonblocking(true).unwrap();
         let command = u16::from_ne_bytes([head[2], head[3]]);
         let answer = self.execute(command, &body, fds);
-        self.settle();
+        self.serve_admin();
         if number(&head, 8) & 0x10 != 0 {
             return Some(true);
         }
@@ -333,7 +333,7 @@ impl<'a> Served<'a> {
     }
 
     /// Admin commands, and what they ask for.
-    fn settle(&mut self) {
+    fn serve_admin(&mut self) {
         loop {
             let more = self.device.work(&self.memory, self.now_ms());
             let mut any = false;
@@ -409,7 +409,7 @@ impl<'a> Served<'a> {
     }
 
     /// The queues, one command after the other; whether there were any.
-    fn look(&mut self) -> bool {
+    fn serve_queues(&mut self) -> bool {
         let mut any = false;
         for cqid in self.queues.keys().copied().collect::<Vec<_>>() {
             let mut queue = self.queues.remove(&cqid).unwrap();

@@ -220,7 +220,7 @@ impl ControllerThread {
         self.shared.vectors.clear();
         self.reset();
         drop(self.shared.dma.unmap_all());
-        self.queues.post_all(|_| WorkerMessage::Look);
+        self.queues.post_all(|_| WorkerMessage::Recheck);
     }
 
     // What the client asks for.
@@ -344,7 +344,7 @@ impl ControllerThread {
         if retired.is_free() {
             return Answer::Payload(answer.0);
         }
-        self.queues.post_all(|_| WorkerMessage::Look);
+        self.queues.post_all(|_| WorkerMessage::Recheck);
         self.client.wait_for_unmapping(*header, answer.0, retired, monotonic_now());
         Answer::Later
     }
@@ -589,7 +589,7 @@ impl ControllerThread {
     /// Other namespaces, or others' content.
     pub(super) fn update(&mut self, subsystem: Arc<Subsystem>, view: View) {
         self.shared.set_view(view);
-        self.queues.post_all(|_| WorkerMessage::Look);
+        self.queues.post_all(|_| WorkerMessage::Recheck);
         self.mark_dirty();
         self.device.update(subsystem);
     }

@@ -140,9 +140,9 @@ impl ControllerQueues {
             self.let_through(thread);
         }
         if self.awake && !self.suspending {
-            self.look(thread);
+            self.fetch_all(thread);
         }
-        self.settle();
+        self.report_quiet();
     }
 
     /// Has the kernel watch the eventfd that the client rings.
@@ -181,7 +181,7 @@ impl ControllerQueues {
     }
 
     /// Takes new commands from all queues.
-    fn look(&mut self, thread: &mut ThreadResources) {
+    fn fetch_all(&mut self, thread: &mut ThreadResources) {
         for queue in 0..self.queues.len() {
             let mut taken = 0;
             if let Err(fault) = self.look_at(thread, queue, &mut taken) {
@@ -238,7 +238,7 @@ impl ControllerQueues {
             }
             IoCommand { c: self, thread, owner }.moved(result);
         }
-        self.settle();
+        self.report_quiet();
     }
 
     /// Interrupts its host once for each completion queue that has news, or finds out when it will.
@@ -257,7 +257,7 @@ impl ControllerQueues {
     }
 
     /// Tells the controller's thread what it waits for, once nothing is in the way any more.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn report_quiet(&mut self) {
         if self.closing && self.queues.iter().all(|q| q.cq.in_flight() == 0) {
             self.closing = false;
             self.queues.clear();

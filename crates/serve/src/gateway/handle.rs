@@ -265,9 +265,9 @@ impl Gateway {
         let there = registry.namespace_mut(nqn, nsid)?;
         there.given.qos = qos;
         there.limiter.set(limits(qos), self.shared.now_ns());
-        self.drives.look();
+        self.drives.limits_changed();
         drop(registry);
-        self.blocks.look(nqn, nsid);
+        self.blocks.limits_changed(nqn, nsid);
         Ok(())
     }
 

@@ -87,7 +87,7 @@ pub(super) enum WorkerMessage {
     /// Make durable what was written.
     Flush(u64),
     /// Its memory, its namespaces or their limits changed.
-    Look,
+    Recheck,
     Report(SyncSender<Report>),
     Stop,
 }
@@ -240,7 +240,7 @@ impl Worker {
             match message {
                 WorkerMessage::Attach(shared) => self.attach(shared),
                 WorkerMessage::Detach(id) => self.detach(id),
-                WorkerMessage::Look => {
+                WorkerMessage::Recheck => {
                     self.controllers.iter_mut().flatten().for_each(|c| c.look_again());
                 }
                 WorkerMessage::Report(to) => {
@@ -288,7 +288,7 @@ impl Worker {
         self.views_changed |= c.follow(&self.thread.queues);
         work(c, &mut self.thread);
         c.wake();
-        c.settle();
+        c.report_quiet();
     }
 
     fn attach(&mut self, shared: Arc<ControllerShared>) {

@@ -69,12 +69,12 @@ impl Thermometer {
         let mut asked = self.asked.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !self.files.is_empty() && asked.is_none_or(|at| at.elapsed() >= FRESH) {
             *asked = Some(monotonic_now());
-            self.look();
+            self.read_sensors();
         }
         self.read.kelvin.load(Ordering::Relaxed)
     }
 
-    fn look(&self) {
+    fn read_sensors(&self) {
         if self.read.under_way.swap(true, Ordering::Relaxed) {
             return;
         }

@@ -182,7 +182,7 @@ mod tests {
         }
 
         /// Starts all that it may at `now`.
-        fn look(&mut self, now: u64, late: u64, most: u64) {
+        fn start_due(&mut self, now: u64, late: u64, most: u64) {
             for _ in 0..most {
                 let mut shares: Vec<&mut Share> = self.shares.iter_mut().collect();
                 match enter(&mut shares, self.len, now) {
@@ -207,7 +207,7 @@ mod tests {
             if now >= until {
                 return looks;
             }
-            next.look(now, late, 100_000);
+            next.start_due(now, late, 100_000);
             looks += 1;
         }
     }
@@ -287,7 +287,7 @@ mod tests {
         limiter.set(Limits::default(), 3 * SECOND);
         assert_eq!(limiter.limits(), Limits::default());
         queues[0].looks_at = 3 * SECOND;
-        queues[0].look(3 * SECOND, 0, 1_000_000);
+        queues[0].start_due(3 * SECOND, 0, 1_000_000);
         assert_eq!(queues[0].commands - before - after, 1_000_000);
         limiter.set(Limits { bytes_per_s: None, iops: Some(10) }, 4 * SECOND);
         let before = queues[0].commands;

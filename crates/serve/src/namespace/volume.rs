@@ -12,7 +12,7 @@ use forebay_model::Error;
 use forebay_nvme::controller::subsystem as nvme;
 use forebay_nvme::controller::Health;
 use forebay_storage::{
-    mounted_as, FaultPlan, FaultQueue, FileAccess, FilePlan, FileTarget, FoundSource, LookAtSource,
+    mounted_as, Examiner, FaultPlan, FaultQueue, FileAccess, FilePlan, FileTarget, FoundSource,
     NvmeConnection, OpenFileSource, OpenPlan, OpenSource, PlanAction, QueueNeeds, Route, SharedDrive, Source,
     SourcePlan, SourceWorkers, Target, Uri,
 };
@@ -320,7 +320,7 @@ struct Opener {
     files: BTreeMap<PathBuf, FileTarget>,
 }
 
-impl LookAtSource for Opener {
+impl Examiner for Opener {
     fn file(&mut self, path: &Path, _wanted: Option<u64>) -> Result<FilePlan, Error> {
         let file = self.open_file(path)?;
         let plan = FilePlan {

@@ -27,7 +27,7 @@ use std::time::Duration;
 /// A thread that doesn't report within this time is left out of a snapshot.
 const REPORT: Duration = Duration::from_millis(500);
 /// Interval at which a drain checks whether it is done.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A target that runs on threads of its own, until it is dropped. All calls may come from any thread.
 pub struct Server {
@@ -264,7 +264,7 @@ impl Server {
             if monotonic_now() >= until {
                 return false;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         true
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Default limit on threads, of which there is one per processor: more don't pay before the network is faster than
 /// they are.
 const THREADS: usize = 8;
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Worker of one thread; it is made by its thread, and stays there.
 pub(crate) trait PoolWorker {
@@ -123,14 +123,14 @@ pub(crate) fn ask<L, A>(
 /// Waits until nobody else has it, or until then.
 pub(crate) fn await_release<T>(held: &Arc<T>, until: Instant) {
     while Arc::strong_count(held) > 1 && monotonic_now() < until {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// Waits for a thread that was told to end; one that is stuck in the kernel is left behind.
 pub(crate) fn join_by(thread: JoinHandle<()>, until: Instant) {
     while !thread.is_finished() && monotonic_now() < until {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     if thread.is_finished() {
         let _ = thread.join();

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Time for a daemon that died to be gone from its device.
 const RELEASE: Duration = Duration::from_secs(20);
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The kernel's own bounds of a command that waits for nobody.
 const AT_ONCE: Duration = Duration::from_secs(20);
 /// Partitions are read before a device is there.
@@ -97,7 +97,7 @@ pub(super) fn begin_recovery(control: &mut dyn Control, id: u32) -> Result<(), i
     let until = monotonic_now() + RELEASE;
     loop {
         match control.call(uapi::START_USER_RECOVERY, about(id), &mut [], AT_ONCE) {
-            Err(libc::EBUSY) if monotonic_now() < until => std::thread::sleep(LOOK),
+            Err(libc::EBUSY) if monotonic_now() < until => std::thread::sleep(POLL_INTERVAL),
             answer => return answer.map(drop),
         }
     }
@@ -113,7 +113,7 @@ pub(super) fn settled(control: &mut dyn Control, id: u32) -> Result<Option<Devic
                     && is_process_gone(found.ublksrv_pid)
                     && monotonic_now() < until =>
             {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
             found => return Ok(found),
         }

@@ -30,7 +30,7 @@ use std::time::Duration;
 const NQN: &str = "nqn.2026-11.io.forebay:ublk";
 /// For udev, or the kernel's own devtmpfs, to make a node.
 const NODE: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A thread that doesn't report within this time is left out of a snapshot.
 const REPORT: Duration = Duration::from_millis(500);
 /// Time for requests to be answered by the source when the device stops, and then for the source to let go of them.
@@ -299,8 +299,8 @@ impl Ublk {
     }
 
     /// Limits that it is under may have changed.
-    pub fn look(&self) {
-        self.inboxes.iter().for_each(|m| m.post(Message::Look));
+    pub fn limits_changed(&self) {
+        self.inboxes.iter().for_each(|m| m.post(Message::LimitsChanged));
     }
 
     fn has_ended(&self) -> bool {

@@ -14,7 +14,7 @@ pub(super) enum Message {
     Suspend(SyncSender<()>),
     Resume,
     /// Limits may have changed.
-    Look,
+    LimitsChanged,
     /// Opens a queue of another source, beside the one that there is.
     Prepare(Arc<Volume>, SyncSender<Result<(), Error>>),
     /// Switches to that one. False: the last one isn't idle.

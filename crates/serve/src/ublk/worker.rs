@@ -334,7 +334,7 @@ impl<P: HardwareQueue> Worker<P> {
                     self.quiet.push(to);
                 }
                 Message::Resume => self.resume(),
-                Message::Look => self.hardware.iter_mut().for_each(|h| h.lines.look_again()),
+                Message::LimitsChanged => self.hardware.iter_mut().for_each(|h| h.lines.look_again()),
                 Message::Prepare(volume, to) => {
                     let opened = NamespaceQueue::open(
                         volume,

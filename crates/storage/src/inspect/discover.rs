@@ -1,7 +1,7 @@
 //! The discovery log page of a target, record by record.
 
 use super::{first, resolve, Looking};
-use crate::source::nvme_tcp::{look, Address, Link, Options, Tls, Transport};
+use crate::source::nvme_tcp::{probe, Address, Link, Options, Tls, Transport};
 use crate::source::uri::{decode, encode, query_once};
 use crate::Error;
 use forebay_io::NvmeHostIdentity;
@@ -138,7 +138,7 @@ fn by_tcp(
 
 fn by_rdma(options: &Options, identity: &NvmeHostIdentity, looking: &Looking) -> Result<Discovered, Error> {
     let session = |now| session(identity, looking, now);
-    let looked = look(options, &identity.nqn, looking.timeout, session)?;
+    let looked = probe(options, &identity.nqn, looking.timeout, session)?;
     let found = reported(looked.session(), looked.at(), identity);
     looked.leave();
     Ok(found)

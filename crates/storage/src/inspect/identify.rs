@@ -152,7 +152,7 @@ impl Ask<'_> {
 
     fn by_rdma(&self) -> Result<Identified, Error> {
         let session = |now| self.session(now);
-        let looked = nvme_tcp::look(self.asked, &self.identity.nqn, self.within, session)?;
+        let looked = nvme_tcp::probe(self.asked, &self.identity.nqn, self.within, session)?;
         let found = self.identified(looked.session(), looked.at(), Accepted::default());
         looked.shut_down();
         found
@@ -205,7 +205,7 @@ impl Ask<'_> {
 /// A drive that another process emulates: no network, no names.
 fn emulated(asked: &vfio_user::Options, one: bool, looking: &Looking) -> Result<Identified, Error> {
     let wanted = one.then_some(asked.nsid);
-    let (controller, namespaces) = vfio_user::look_at_drive(asked, wanted, looking.timeout)?;
+    let (controller, namespaces) = vfio_user::probe_drive(asked, wanted, looking.timeout)?;
     let base = format!("vfio-user:{}", asked.socket.display());
     Ok(Identified {
         schema: "forebay.identify/1",

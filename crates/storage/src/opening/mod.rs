@@ -126,7 +126,7 @@ impl Purpose {
 }
 
 /// The plans of all sources; nothing has been changed.
-pub struct Looked {
+pub struct Examined {
     pub plans: Vec<SourcePlan>,
     /// The pair that each belongs to, where there are pairs.
     pair_of: Vec<Option<u32>>,
@@ -160,7 +160,7 @@ struct Written {
     seed: Option<u64>,
 }
 
-impl Looked {
+impl Examined {
     /// The targets as they would be, with nothing made or changed: what can't work shows before anything is.
     pub fn rehearsed(&self, purpose: &Purpose) -> Result<Vec<Target>, Error> {
         let files = self.plans.iter().map(|p| p.files().len()).sum::<usize>() as u64;

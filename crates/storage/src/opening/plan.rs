@@ -2,9 +2,9 @@
 
 use super::found;
 use super::manifest::HeldManifest;
-use super::{mounts, Looked, Purpose};
+use super::{mounts, Examined, Purpose};
 use crate::source::file::FileAccess;
-use crate::source::{Action, FilePlan, Found, Look, Source, SourcePlan, Uri, Workers};
+use crate::source::{Action, Examiner, FilePlan, Found, Source, SourcePlan, Uri, Workers};
 use forebay_model::device::DriveModel;
 use forebay_model::job::Op;
 use forebay_model::units::{format_bytes, GIB};
@@ -39,7 +39,7 @@ pub(crate) fn parent_of(file: &Path) -> PathBuf {
 }
 
 /// Everything that the sources stand for.
-pub fn examine(purpose: &Purpose) -> Result<Looked, Error> {
+pub fn examine(purpose: &Purpose) -> Result<Examined, Error> {
     let sources = &purpose.sources;
     let mut manifests = Manifests::default();
     let uris = sources.iter().map(|source| Uri::parse(source)).collect::<Result<Vec<_>, _>>()?;
@@ -74,7 +74,7 @@ pub fn examine(purpose: &Purpose) -> Result<Looked, Error> {
             "‹file_bytes› 1g, or a smaller ‹start_bytes›",
         ));
     }
-    Ok(Looked { plans, pair_of, manifests })
+    Ok(Examined { plans, pair_of, manifests })
 }
 
 /// Content is made for a target as a whole: what it would write over must be ours, or named by the user.
@@ -173,7 +173,7 @@ struct Planner<'a> {
     manifests: &'a mut Manifests,
 }
 
-impl Look for Planner<'_> {
+impl Examiner for Planner<'_> {
     fn file(&mut self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error> {
         match path.is_dir() {
             true => {

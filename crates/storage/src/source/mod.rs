@@ -17,7 +17,7 @@ pub use file::OpenFileSource;
 pub use model::OpenModel;
 pub use nil::OpenNil;
 pub use nvme::OpenNamespace;
-pub use plan::{Action, FilePlan, Found, Look, Open, Source, SourcePlan, Timing, Uri, Workers};
+pub use plan::{Action, Examiner, FilePlan, Found, Open, Source, SourcePlan, Timing, Uri, Workers};
 pub use shared_drive::SharedDrive;
 pub use stripe::OpenStripe;
 

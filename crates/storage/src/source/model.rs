@@ -2,7 +2,7 @@
 //! them, over content from another source or none.
 
 use super::nil::inside;
-use super::plan::{Look, Open, Source, SourcePlan, Timing, Uri};
+use super::plan::{Examiner, Open, Source, SourcePlan, Timing, Uri};
 use super::shared_drive::SharedDrive;
 use super::uri::{query, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds, Target};
@@ -99,10 +99,10 @@ impl Source for ModelUri {
         vec![Check::of_source("model", self, &self.to_string(), CheckState::Works, found)]
     }
 
-    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+    fn examine(&self, examiner: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error> {
         let drive = DriveModel::parse(&self.spec)?;
-        look.model(&drive)?;
-        let over = self.over.as_ref().map(|uri| uri.examine(look, wanted)).transpose()?;
+        examiner.model(&drive)?;
+        let over = self.over.as_ref().map(|uri| uri.examine(examiner, wanted)).transpose()?;
         if over.as_ref().is_some_and(SourcePlan::is_virtual) {
             let asked = format!("model:{}", self.spec);
             return Err(Error::request(asked, "its content is itself a model", "over=FILE"));

@@ -1,6 +1,6 @@
 //! `nil:` — completes at once and moves nothing: the cost of our own loop.
 
-use super::plan::{Look, Open, Source, SourcePlan, Uri};
+use super::plan::{Examiner, Open, Source, SourcePlan, Uri};
 use super::uri::{query, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds};
 use forebay_io::{Check, CheckState, Done, Full, Geometry, Io, Queue, Reactor, Via};
@@ -63,7 +63,7 @@ impl Source for NilUri {
         vec![Check::of_source("nil", self, &self.to_string(), CheckState::Works, found)]
     }
 
-    fn examine(&self, _: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+    fn examine(&self, _: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error> {
         Ok(SourcePlan::new(*self, "nil:", wanted.map_or(self.bytes, |w| w.min(self.bytes))))
     }
 

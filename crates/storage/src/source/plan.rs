@@ -72,8 +72,8 @@ pub trait Source: Any + fmt::Display + fmt::Debug + Send + Sync {
     /// Returns the plan of the source here, of which `wanted` bytes are to be used where a number was given.
     ///
     /// # Errors
-    /// Those of `look`; and where the parts don't fit each other.
-    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error>;
+    /// Those of `examiner`; and where the parts don't fit each other.
+    fn examine(&self, examiner: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error>;
 
     /// Opens what `examine` planned.
     ///
@@ -125,7 +125,7 @@ impl fmt::Display for Uri {
 }
 
 /// Observer of sources: a job, a server. `wanted`: bytes to be used of it, where somebody said.
-pub trait Look {
+pub trait Examiner {
     /// The file or block device of that name; of a folder's name, one in it.
     fn file(&mut self, path: &Path, wanted: Option<u64>) -> Result<FilePlan, Error>;
 

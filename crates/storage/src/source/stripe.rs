@@ -3,7 +3,7 @@
 //! and nothing here waits.
 
 use super::nvme::query::instead;
-use super::plan::{Look, Open, Source, SourcePlan, Uri};
+use super::plan::{Examiner, Open, Source, SourcePlan, Uri};
 use super::uri::{query, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds, Target};
 use forebay_io::{Done, Fault, Full, Geometry, Io, Mem, Op, Queue, Reactor, Via};
@@ -83,10 +83,10 @@ impl Source for StripeUri {
         Some(self.chunk)
     }
 
-    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+    fn examine(&self, examiner: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error> {
         let share = wanted.map(|w| w.div_ceil(self.members.len() as u64).next_multiple_of(self.chunk));
         let members: Vec<SourcePlan> =
-            self.members.iter().map(|m| m.examine(look, share)).collect::<Result<_, _>>()?;
+            self.members.iter().map(|m| m.examine(examiner, share)).collect::<Result<_, _>>()?;
         let names: Vec<_> = members.iter().map(|m| m.content_name.as_str()).collect();
         let bytes = OpenStripe::bytes_of(&members.iter().map(|m| m.bytes).collect::<Vec<_>>(), self.chunk);
         let label = uri_of(self.chunk, members.iter().map(|m| &m.label));
@@ -321,7 +321,7 @@ impl StripeQueue {
     }
 
     /// Books what a member finished; I/Os whose last piece came in are done.
-    fn settle(&mut self, m: usize, finished: &mut Vec<Done>, done: &mut Vec<Done>) {
+    fn book_pieces(&mut self, m: usize, finished: &mut Vec<Done>, done: &mut Vec<Done>) {
         for piece in finished.drain(..) {
             let member = &mut self.members[m];
             let (tag, part) =
@@ -433,7 +433,7 @@ impl Queue for StripeQueue {
         let mut finished = std::mem::take(&mut self.scratch);
         for m in 0..self.members.len() {
             self.members[m].queue.reap(reactor, &mut finished);
-            self.settle(m, &mut finished, done);
+            self.book_pieces(m, &mut finished, done);
         }
         self.scratch = finished;
         if !self.held.is_empty() {

@@ -275,7 +275,7 @@ impl Rig {
 
     /// Drives the queue until it holds nothing but what a fault queue below swallowed: `awaited` counts what
     /// the fault queues are yet to report by themselves.
-    pub fn settle(&mut self, awaited: &Cell<u32>) -> Vec<(usize, Answer)> {
+    pub fn run_until_quiet(&mut self, awaited: &Cell<u32>) -> Vec<(usize, Answer)> {
         let began = Instant::now();
         let mut all = Vec::new();
         loop {
@@ -291,7 +291,7 @@ impl Rig {
 
     /// As `finish`, but abandons what is out once all of it was swallowed.
     pub fn finish_or_abandon(&mut self, awaited: &Cell<u32>) -> Vec<(usize, Answer)> {
-        let mut all = self.settle(awaited);
+        let mut all = self.run_until_quiet(awaited);
         self.abandon_all();
         all.extend(self.finish());
         all

@@ -139,7 +139,7 @@ impl ThreadPool {
                 Ok(Answer::Ready(_)) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(gone()),
             }
-            watch.look(self, observer);
+            watch.observe(self, observer);
         }
         let took = begin.elapsed();
         let readings = meters.stop();
@@ -215,7 +215,7 @@ fn attend(
     }
 }
 
-/// Returns the function that names the file of the run to which a content claims to belong. Looked for only once
+/// Returns the function that names the file of the run to which a content claims to belong. Examined for only once
 /// something is wrong.
 fn names_of(spec: CheckpointSpec) -> NameOf {
     Box::new(move |id| {
@@ -263,7 +263,7 @@ impl Watch {
             .max(Duration::from_millis(1))
     }
 
-    fn look(&mut self, pool: &ThreadPool, observer: &mut dyn Observer) {
+    fn observe(&mut self, pool: &ThreadPool, observer: &mut dyn Observer) {
         let now = monotonic_now();
         if now >= self.next_point {
             self.next_point = now + self.interval;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval at which time-outs and a stop are checked while nothing completes.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Task of all workers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
@@ -125,7 +125,7 @@ impl Worker {
         while !self.is_over() {
             let now = monotonic_now();
             if now >= self.next_look {
-                self.next_look = now + LOOK;
+                self.next_look = now + POLL_INTERVAL;
                 self.abandon_overdue(now);
             }
             self.complete_chores();

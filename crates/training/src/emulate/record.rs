@@ -340,7 +340,7 @@ fn training_of(shared: &Shared, ran: &Ran, totals: &Totals, result: &RunResult) 
     };
     training.start_to_first_step_s = ran.first_step_s;
     // What was delivered and what was skipped is known by now.
-    training.settle();
+    training.sum_epochs();
     training
 }
 

@@ -287,7 +287,7 @@ impl<'a> Conductor<'a> {
         shared.supply.iter().for_each(|rate| rate.forget_reserve(now));
         shared.run_state.change(|s| s.begin(now, &mut streams));
         while !self.is_stopped() {
-            match self.look() {
+            match self.next_wait() {
                 Await::End(at) if shared.since(monotonic_now()) >= at => break,
                 Await::Others(at, step) if shared.since(monotonic_now()) >= at => {
                     let barrier = self.barrier.as_mut().expect("others take part");
@@ -300,7 +300,7 @@ impl<'a> Conductor<'a> {
             }
             self.watch(epoch);
         }
-        self.look();
+        self.next_wait();
         Ok(())
     }
 
@@ -308,7 +308,7 @@ impl<'a> Conductor<'a> {
         self.interrupted || self.shared.run_state.stop.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    fn look(&mut self) -> Await {
+    fn next_wait(&mut self) -> Await {
         let mut state = self.shared.run_state.lock();
         for length in state.scheduler.take_lengths() {
             self.step.record_n(length, self.shared.spec.accelerators.into());

@@ -188,12 +188,12 @@ impl RunState {
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Scheduler<Reading>) -> T) -> T {
         let mut state = self.lock();
         let result = change(&mut state.scheduler);
-        self.settle(&mut state);
+        self.publish(&mut state);
         result
     }
 
     /// After the scheduler was changed: steps are accounted for, idle workers and the conductor told.
-    fn settle(&self, state: &mut LockedState) {
+    fn publish(&self, state: &mut LockedState) {
         let scheduler = &mut state.scheduler;
         self.due.store(scheduler.due().unwrap_or(NEVER), Ordering::Relaxed);
         let waiting = scheduler.waiting();

@@ -29,7 +29,7 @@ use std::time::Duration;
 use stream::ActiveStream;
 
 /// Longest wait for anything, so that a stop is seen.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Streams that a worker reads side by side at most.
 const STREAMS_MAX: usize = 16;
 
@@ -221,7 +221,7 @@ impl Worker {
         let (due, delayed) = self.reads.next_due();
         let run_state = self.run_state().due().filter(|_| keeps);
         let all = run_state.into_iter().chain(delayed).map(instant).chain(due).chain(self.copies.next_due());
-        let until = all.fold(now + LOOK, |until, due| until.min(due));
+        let until = all.fold(now + POLL_INTERVAL, |until, due| until.min(due));
         if until > now && !self.run_state().stop.load(Ordering::Relaxed) {
             self.reads.wait(until);
         } else {

@@ -62,7 +62,7 @@ impl Folder {
 
     fn examine(&mut self, spec: &DatagenSpec, bytes: &[u64], writer: &Writer) -> Result<(), Error> {
         self.compare_manifest(spec)?;
-        self.look(spec, bytes)?;
+        self.find_finished(spec, bytes)?;
         self.look_beside(spec, writer)?;
         self.check_room(bytes, writer.beside(spec.shape(0)).len() as u64)
     }
@@ -141,7 +141,7 @@ impl Folder {
     }
 
     /// Finds what is finished; takes away what an earlier run left half made.
-    fn look(&mut self, spec: &DatagenSpec, bytes: &[u64]) -> Result<(), Error> {
+    fn find_finished(&mut self, spec: &DatagenSpec, bytes: &[u64]) -> Result<(), Error> {
         let folders: Vec<PathBuf> = match spec.subfolders {
             0 | 1 => vec![self.root.join("train")],
             all => (0..all).filter_map(|i| spec.subfolder(i)).map(|name| self.root.join(name)).collect(),

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) const SCHEMA: &str = "forebay.datagen/1";
 /// Interval at which progress is reported, and the caller asked whether to go on.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Progress of the creation. Bytes and files of this run alone.
 #[derive(Clone, Debug, Serialize)]
@@ -211,7 +211,7 @@ fn phase(
     let threads = spec.workers().min(files.len() as u32);
     let team = Team::new("datagen", threads, &work.shared.stop).of_workers(spec.workers.unwrap_or(threads));
     let mut look = || observe(&progress(name, &work, total, began));
-    team.run(|_, _| worker(&work), |lead| lead.watch(LOOK, &mut look));
+    team.run(|_, _| worker(&work), |lead| lead.watch(POLL_INTERVAL, &mut look));
     look();
     match work.shared.stop.take_failure() {
         Some(error) => Err(error),

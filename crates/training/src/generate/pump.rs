@@ -16,7 +16,7 @@ use std::time::Duration;
 /// A device that says nothing for so long is broken.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Interval at which a waiting thread checks whether to go on.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why a file wasn't moved.
 #[derive(Debug)]
@@ -210,7 +210,7 @@ impl Pump {
                 let late: Vec<u32> = self.client.tags().collect();
                 late.into_iter().for_each(|tag| self.client.abandon(tag, &mut self.reactor));
             }
-            let until = self.client.next_due().unwrap_or(now + LOOK).min(now + LOOK);
+            let until = self.client.next_due().unwrap_or(now + POLL_INTERVAL).min(now + POLL_INTERVAL);
             self.reactor.wait(1, until, Duration::ZERO);
         }
     }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval at which time-outs and a stop are checked while nothing completes.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// An entry to be moved.
 pub(super) struct Transfer {
@@ -154,7 +154,7 @@ impl Worker {
             is_asked = is_asked && self.listen(messages);
             let now = monotonic_now();
             if now >= self.next_look {
-                self.next_look = now + LOOK;
+                self.next_look = now + POLL_INTERVAL;
                 self.abandon_overdue(now);
             }
             if self.is_stopping() && self.in_flight == 0 {

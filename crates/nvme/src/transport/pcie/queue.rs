@@ -232,7 +232,7 @@ impl CompletionQueue {
     }
 
     fn look_at_head<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueFault> {
-        let Some(Rung { value, first }) = self.bell.look(memory)? else { return Ok(()) };
+        let Some(Rung { value, first }) = self.bell.poll(memory)? else { return Ok(()) };
         if let (true, Some(book)) = (first, &self.book) {
             book.set_heard(true);
         }
@@ -417,7 +417,7 @@ impl CompletionQueue {
 
     /// Looks at the shadow doorbells of the submission queues. Nothing to do where there are none.
     pub fn poll<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<(), QueueFault> {
-        self.submissions.iter_mut().try_for_each(|queue| queue.look(memory, self.book.as_ref()))
+        self.submissions.iter_mut().try_for_each(|queue| queue.poll_doorbell(memory, self.book.as_ref()))
     }
 
     /// Decides whether to interrupt the host for what was completed. Once in each turn of the owner's loop; `Now` is

@@ -40,7 +40,7 @@ fn a_discovery_session_reads_what_is_meant_for_its_host() {
     };
     let mut target = Target::new(subsystem);
     let mut discovery = Discovery::new(HOST.into(), [1; 16], 1000, target.now_ms);
-    assert_eq!(target.settle(&mut discovery), Ok(vec![Event::Ready]));
+    assert_eq!(target.run_until_quiet(&mut discovery), Ok(vec![Event::Ready]));
     let expected: Vec<Endpoint> = (0..20).chain([21]).map(endpoint).collect();
     assert_eq!((discovery.log().generation, &discovery.log().endpoints), (5, &expected));
     // Nobody there for two minutes: it is over.
@@ -63,7 +63,7 @@ fn a_discovery_session_that_stays_hears_of_changes() {
     let options = Options { subsystem_nqn: DISCOVERY.into(), ..options() };
     let mut discovery = Discovery::with_options(options, target.now_ms);
     for count in 1..9 {
-        assert_eq!(target.settle(&mut discovery), Ok(vec![Event::Ready]), "{count}");
+        assert_eq!(target.run_until_quiet(&mut discovery), Ok(vec![Event::Ready]), "{count}");
         assert_eq!(
             (discovery.log().generation, discovery.log().endpoints.len()),
             (count.into(), count.into())

@@ -60,7 +60,7 @@ fn both_shapes_of_real_peers_are_understood() {
         let mut target = Target::new(subsystem([(1, namespace(8))]));
         target.fault = Some(posing_as(peer, cap));
         let mut session = Session::new(Options { queue_entries: 2000, ..options() }, target.now_ms);
-        assert_eq!(target.settle(&mut session), Ok(vec![Event::Ready]));
+        assert_eq!(target.run_until_quiet(&mut session), Ok(vec![Event::Ready]));
         let info = session.controller();
         assert_eq!((info.transfer_bytes, info.in_capsule_bytes), (transfer, in_capsule));
         assert_eq!((info.queue_entries, info.keep_alive_granularity_ms), (entries, kas));
@@ -80,7 +80,7 @@ fn every_command_may_fail_and_the_session_says_which() {
             count += 1;
             (count == at).then(|| (Cqe::new(sqe.cid.get(), Status::again(Code::INTERNAL_ERROR), 0), vec![]))
         }));
-        match target.settle(&mut session) {
+        match target.run_until_quiet(&mut session) {
             Ok(events) => assert_eq!(events, [Event::Ready], "command {at} can be done without"),
             Err(failure) => {
                 assert!(failure.retry() && failure.to_string().contains("Internal Error"), "{at}: {failure}");
@@ -102,7 +102,7 @@ fn answers_that_are_cut_short_are_no_answers() {
             let wants_data = matches!(sqe.opcode, admin::IDENTIFY | admin::GET_LOG_PAGE);
             (count == at && wants_data).then(|| (Cqe::new(sqe.cid.get(), Status::SUCCESS, 0), vec![1; 9]))
         }));
-        match target.settle(&mut session) {
+        match target.run_until_quiet(&mut session) {
             Ok(events) => assert_eq!(events, [Event::Ready], "command {at}"),
             Err(failure) => assert_eq!(failure.kind, FailureKind::Protocol, "{at}: {failure}"),
         }

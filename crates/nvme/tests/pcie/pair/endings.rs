@@ -18,7 +18,7 @@ fn aborted_commands_end_before_their_abort_does() {
             pair.host.abort(3, 9999);
         }
         pair.world.stalled = false;
-        pair.settle();
+        pair.run_until_quiet();
         for _ in 0..2000 {
             pair.world.turn();
             while let Some(step) = pair.care() {
@@ -54,12 +54,12 @@ fn queues_are_deleted_with_commands_in_flight_and_made_anew() {
         }
         assert!(left.asked.values().all(|asked| !asked.aborted));
         pair.world.stalled = false;
-        pair.settle();
+        pair.run_until_quiet();
         // What ended without a word may have been carried out or not: written anew before it is read.
         pair.written = pair.reread();
         pair.create(2);
     }
-    pair.settle();
+    pair.run_until_quiet();
     assert!(pair.checked > 200);
 }
 
@@ -78,7 +78,7 @@ fn a_reset_at_any_time_leaves_a_controller_that_works() {
         for _ in 0..30 {
             pair.round();
         }
-        pair.settle();
+        pair.run_until_quiet();
         assert!(pair.checked > 100);
         assert_eq!(pair.world.fatal, Vec::<String>::new());
     }
@@ -92,7 +92,7 @@ fn a_shutdown_waits_for_what_was_written() {
     for _ in 0..20 {
         pair.round();
     }
-    pair.settle();
+    pair.run_until_quiet();
     let now_ms = pair.world.now_ms();
     pair.host.shut_down(now_ms);
     for _ in 0..20_000 {
@@ -108,5 +108,5 @@ fn a_shutdown_waits_for_what_was_written() {
     for _ in 0..20 {
         pair.round();
     }
-    pair.settle();
+    pair.run_until_quiet();
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval at which an unmapping checks whether the last I/O has released the memory.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// After this long the sources are asked to give up on what is in flight.
 const GIVE_UP: Duration = Duration::from_secs(1);
 /// And after this long the client is told that it is still in use. (QEMU waits for 5 s.)
@@ -209,7 +209,7 @@ impl Client {
 
     /// How long the thread may sleep while memory is to go.
     pub(super) fn pause(&self) -> Option<Duration> {
-        matches!(self.waiting, Some(Waiting::Unmap { .. })).then_some(LOOK)
+        matches!(self.waiting, Some(Waiting::Unmap { .. })).then_some(POLL_INTERVAL)
     }
 
     /// Checks whether the last I/O has released memory that is to go.

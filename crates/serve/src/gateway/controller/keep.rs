@@ -45,7 +45,7 @@ impl ControllerThread {
     /// Nothing is under way any more: `keep` says all there is.
     pub(crate) fn is_still(&mut self) -> bool {
         let map = self.shared.dma.map_now();
-        self.device.settle(&*map);
+        self.device.answer_ended(&*map);
         drop(map);
         self.carry_out_all();
         self.standstill.is_held_still() && self.is_noteworthy()

@@ -216,9 +216,9 @@ impl BlockDevices {
     }
 
     /// A namespace's limits are others now.
-    pub(super) fn look(&self, nqn: &str, nsid: u32) {
+    pub(super) fn limits_changed(&self, nqn: &str, nsid: u32) {
         let devices = self.blocks_of(nqn).into_iter().filter_map(|block| block.device_of(nsid));
-        devices.for_each(|device| device.look());
+        devices.for_each(|device| device.limits_changed());
     }
 }
 

@@ -229,8 +229,8 @@ impl Drives {
     }
 
     /// Limits of namespaces changed: commands that wait for them are looked at again.
-    pub(super) fn look(&self) {
-        self.workers.iter().for_each(|worker| worker.post(WorkerMessage::Look));
+    pub(super) fn limits_changed(&self) {
+        self.workers.iter().for_each(|worker| worker.post(WorkerMessage::Recheck));
     }
 
     /// The gateway ends, and so do they.

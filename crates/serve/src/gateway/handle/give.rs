@@ -24,7 +24,7 @@ const READY: Duration = Duration::from_secs(10);
 const WITHDRAW: Duration = Duration::from_secs(1);
 /// And so long in all. QEMU waits 5 s for some of its answers.
 const FINISH: Duration = Duration::from_secs(4);
-const LOOK: Duration = Duration::from_micros(500);
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
 
 /// What the next gateway has to open, with the descriptors that hold locks on files.
 pub(super) fn offer(gateway: &Gateway) -> Result<(Offer, Given), Error> {
@@ -116,7 +116,7 @@ impl<'a> Giving<'a> {
                 );
                 return Err(Error::run(name, found, "again once its source answers; hosts were served on"));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

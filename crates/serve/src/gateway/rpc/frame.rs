@@ -28,7 +28,7 @@ impl std::fmt::Display for Broken {
 #[derive(Debug, Default)]
 pub struct Frames {
     bytes: Vec<u8>,
-    /// Looked at.
+    /// Examined at.
     seen: usize,
     /// Brackets that are open.
     open: Vec<u8>,

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 type Answer = JoinHandle<Result<(), Error>>;
 
@@ -91,7 +91,7 @@ impl SuccessorSocket {
             if monotonic_now() > until {
                 return Err(broken("the gateway does not come to give what it has"));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }

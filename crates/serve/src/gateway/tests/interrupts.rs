@@ -105,7 +105,7 @@ impl Interrupted {
         }
     }
 
-    fn settle(&mut self) {
+    fn wait_until_quiet(&mut self) {
         (0..usize::from(QUEUES)).for_each(|queue| self.mask(queue, false));
         while self.in_flight.iter().any(|n| *n > 0) {
             self.hear();
@@ -130,11 +130,11 @@ fn every_completion_is_followed_by_an_interrupt() {
                     one.mask(queue, !one.masked[queue]);
                 }
                 4 => std::thread::sleep(Duration::from_micros(one.random.below(300))),
-                5 => one.settle(),
+                5 => one.wait_until_quiet(),
                 _ => one.hear(),
             }
         }
-        one.settle();
+        one.wait_until_quiet();
     }
 }
 
@@ -156,7 +156,7 @@ fn a_gateway_that_falls_asleep_hears_and_is_heard() {
             std::hint::spin_loop();
         }
     }
-    one.settle();
+    one.wait_until_quiet();
 }
 
 /// Its host can take the first of them, and ask for more, while a processor still copies the last.

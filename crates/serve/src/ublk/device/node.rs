@@ -10,8 +10,8 @@ use super::super::uapi::DeviceInfo;
 use super::super::uring::Kernel;
 use super::text;
 use super::DELETE;
-use super::LOOK;
 use super::NODE;
+use super::POLL_INTERVAL;
 use crate::namespace::volume::Volume;
 use forebay_io::monotonic_now;
 use forebay_model::Error;
@@ -124,7 +124,7 @@ pub(super) fn stopped(kernel: &mut dyn Control, id: u32, within: Duration) -> Re
     loop {
         match control::info(kernel, id) {
             Ok(Some(info)) if info.state != state::DEAD && monotonic_now() < until => {
-                std::thread::sleep(LOOK)
+                std::thread::sleep(POLL_INTERVAL)
             }
             Ok(Some(info)) if info.state != state::DEAD => return Err(libc::ETIMEDOUT),
             Ok(_) => return Ok(()),
@@ -184,7 +184,7 @@ pub(super) fn open_node(path: &Path) -> Result<File, Error> {
     loop {
         match OpenOptions::new().read(true).write(true).open(path) {
             Ok(file) => return Ok(file),
-            Err(_) if monotonic_now() < until => std::thread::sleep(LOOK),
+            Err(_) if monotonic_now() < until => std::thread::sleep(POLL_INTERVAL),
             Err(e) => {
                 let next =
                     "a /dev that the kernel keeps (devtmpfs): in a container, --device or --privileged";
@@ -201,7 +201,7 @@ pub(super) fn await_node(path: &Path) -> Result<(), Error> {
             let next = "a /dev that the kernel keeps (devtmpfs): in a container, --device or --privileged";
             return Err(Error::machine(path.display().to_string(), "no node appears for it", next));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }

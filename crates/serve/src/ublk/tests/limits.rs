@@ -50,7 +50,7 @@ fn a_limit_that_is_lifted_lets_all_through_that_wait() {
     let early = std::iter::from_fn(|| rig.answers.recv_timeout(Duration::from_millis(200)).ok()).count();
     assert!(early <= 1, "{early} of 4096 bytes at a byte per second");
     limiter.set(Limits::default(), began.elapsed().as_nanos() as u64);
-    rig.inbox.post(Message::Look);
+    rig.inbox.post(Message::LimitsChanged);
     (early..usize::from(DEPTH)).for_each(|_| assert_eq!(rig.answer().result, 4096));
     rig.stop();
 }

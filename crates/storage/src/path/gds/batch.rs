@@ -11,7 +11,7 @@ use forebay_io::{monotonic_now, CuFileBatch, CuFileBatchIo, CuFileEvent, Fault, 
 use std::time::Duration;
 
 /// Time for which a thread waits for a first entry before it looks up.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for which a batch waits to be full: about what the worker takes to hand on the last place that fell free.
 const FILL: Duration = Duration::from_micros(50);
 /// Between two looks at a batch whose status doesn't wait.
@@ -106,7 +106,7 @@ fn gather(batch: &mut CuFileBatch, shared: &Shared, group: Vec<Task>) {
             }
         }
         let asked = monotonic_now();
-        if let Err(e) = batch.collect(LOOK, &mut events) {
+        if let Err(e) = batch.collect(POLL_INTERVAL, &mut events) {
             shared.session.note("cufile_batch", e.to_string(), "‹cufile› sync; cuFile's log");
         }
         if events.is_empty() && asked.elapsed() < AGAIN {

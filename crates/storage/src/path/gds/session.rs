@@ -144,7 +144,7 @@ impl Session {
             let known = lock(&self.seen).get(&kind).copied();
             let via = match known {
                 Some(via) => via,
-                None => self.look(target, &handle, device)?,
+                None => self.probe(target, &handle, device)?,
             };
             lock(&self.seen).insert(kind, via);
             let file = GdsFile { handle, file: target.file.clone(), via };
@@ -174,7 +174,7 @@ impl Session {
     }
 
     /// Reads from the file once and sees which counter moves.
-    fn look(
+    fn probe(
         &self,
         target: &FileTarget,
         handle: &CuFileHandle,

@@ -162,7 +162,7 @@ impl StreamGds {
     }
 
     /// Books a group that its stream has passed, or that `broken` says will never be.
-    fn settle(&mut self, group: Group, broken: Option<&str>) {
+    fn book_group(&mut self, group: Group, broken: Option<&str>) {
         let Group { event, ios, faults } = group;
         for ((io, call), fault) in ios.into_iter().zip(faults) {
             let result = match (fault, broken) {
@@ -225,13 +225,13 @@ impl Queue for StreamGds {
                 Ok(false) => i += 1,
                 Ok(true) => {
                     let group = self.groups.swap_remove(i);
-                    self.settle(group, None);
+                    self.book_group(group, None);
                 }
                 Err(why) => {
                     let group = self.groups.swap_remove(i);
                     // An event that can't be asked may still be waited for: then its slots are safe.
                     let _ = group.event.synchronize();
-                    self.settle(group, Some(&why.to_string()));
+                    self.book_group(group, Some(&why.to_string()));
                 }
             }
         }

@@ -35,7 +35,7 @@ const WAY: Duration = Duration::from_millis(2);
 /// Longest rest after a window that nobody waits for.
 const REST_MAX: Duration = Duration::from_millis(5);
 /// Interval at which it checks whether windows that stand in the way, or are to go, are still in use.
-const LOOK_AGAIN: Duration = Duration::from_micros(500);
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
 
 /// If this many windows in a row register at less than this rate (37 GiB/s), the file has small pages: on an H200, a
 /// first pass over tmpfs reached 23 GiB/s before a second thread populated the page tables ahead.

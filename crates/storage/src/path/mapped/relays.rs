@@ -27,7 +27,7 @@ pub(crate) const WINDOWS_IN_FLIGHT: u64 = 8;
 pub(crate) const RELAYED_WINDOW_BYTES_MAX: u64 = 32 << 20;
 const IN_FLIGHT_BYTES_MIN: u64 = WINDOWS_IN_FLIGHT * (16 << 20);
 /// Interval at which copies are checked: a look at a word of memory.
-const LOOK_AGAIN: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// If a copy takes so long, the driver is asked whether it still goes on.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -183,7 +183,7 @@ impl LeftOut {
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        (!self.relayed.is_empty() || !self.waiting.is_empty()).then(|| monotonic_now() + LOOK_AGAIN)
+        (!self.relayed.is_empty() || !self.waiting.is_empty()).then(|| monotonic_now() + POLL_INTERVAL)
     }
 }
 

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Interval at which room for a launch is checked.
-const LOOK_AGAIN: Duration = Duration::from_micros(15);
+const POLL_INTERVAL: Duration = Duration::from_micros(15);
 
 /// Knowledge of a window while rows are laid out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -219,6 +219,6 @@ impl Launches {
 
     /// What else uses the lists that rows wait for need not be ours.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        (!self.waiting.is_empty()).then(|| monotonic_now() + LOOK_AGAIN)
+        (!self.waiting.is_empty()).then(|| monotonic_now() + POLL_INTERVAL)
     }
 }

@@ -14,7 +14,7 @@ pub(crate) use pool::PoolQueue;
 pub(crate) use uring::UringQueue;
 
 use super::at_once::AtOnceQueue;
-use super::plan::{FilePlan, Look, Open, Source, SourcePlan, Uri};
+use super::plan::{Examiner, FilePlan, Open, Source, SourcePlan, Uri};
 use super::uri::{bad, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds, SOURCES};
 use forebay_io::{Geometry, Queue, Reactor};
@@ -114,8 +114,8 @@ impl Source for FileUri {
         Some(&self.0)
     }
 
-    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
-        Ok(look.file(&self.0, wanted)?.into())
+    fn examine(&self, examiner: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+        Ok(examiner.file(&self.0, wanted)?.into())
     }
 
     fn open(&self, plan: &SourcePlan, open: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {

@@ -29,7 +29,7 @@ impl Episode {
         Episode { since: now, before, now: before, completed: None }
     }
 
-    pub(crate) fn look(&mut self, commands: Commands, now: Instant) {
+    pub(crate) fn note(&mut self, commands: Commands, now: Instant) {
         if commands.completed != self.now.completed {
             self.completed = Some(now);
         }
@@ -113,7 +113,7 @@ mod tests {
     ) -> Duration {
         let mut episode = Episode::new(Commands { sent: 7, completed: 7 }, *now);
         *now += lasts;
-        episode.look(Commands { sent: 7 + sent, completed: 7 + completed }, *now);
+        episode.note(Commands { sent: 7 + sent, completed: 7 + completed }, *now);
         attempts.ended(Some(episode), LONGEST, *now);
         attempts.wait(LONGEST)
     }

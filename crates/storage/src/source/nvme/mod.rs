@@ -33,7 +33,7 @@ use std::time::Duration;
 
 /// Longest time for threads to take leave of their controllers.
 const END_WITHIN: Duration = Duration::from_secs(3);
-const END_LOOK: Duration = Duration::from_millis(1);
+const END_POLL: Duration = Duration::from_millis(1);
 
 /// Waits for threads that were told to end. One that hangs, on a name server or on a device that doesn't answer, ends
 /// by itself when it has its answer or its time is up.
@@ -41,7 +41,7 @@ pub(crate) fn await_end(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     let until = monotonic_now() + END_WITHIN;
     for thread in threads {
         while !thread.is_finished() && monotonic_now() < until {
-            std::thread::sleep(END_LOOK);
+            std::thread::sleep(END_POLL);
         }
         if thread.is_finished() {
             let _ = thread.join();

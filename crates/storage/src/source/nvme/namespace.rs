@@ -2,7 +2,7 @@
 //! open of it.
 
 use super::{Host, SourceReport};
-use crate::source::plan::{Found, Look, Source, SourcePlan, Workers};
+use crate::source::plan::{Examiner, Found, Source, SourcePlan, Workers};
 use crate::source::{MadeOf, MemoryRegistration, OpenFile, OpenSource, QueueNeeds};
 use forebay_io::{Arena, DeviceMemory, Queue, Reactor};
 use forebay_model::record::FabricRan;
@@ -55,14 +55,14 @@ pub trait Namespace: Connection + Deref<Target = Host> + fmt::Debug + Send + Syn
 /// Plans a namespace: connected to at once, for only the controller knows what it is.
 pub(crate) fn examine<S: Source + Clone, N: Namespace>(
     source: &S,
-    look: &mut dyn Look,
+    examiner: &mut dyn Examiner,
     wanted: Option<u64>,
     connect: impl FnOnce(&S, Workers) -> Result<Arc<N>, Error>,
 ) -> Result<SourcePlan, Error> {
-    let workers = look.may_connect(source)?;
+    let workers = examiner.may_connect(source)?;
     let namespace = connect(source, workers)?;
     let found = Found { bytes: namespace.bytes(), read_only: namespace.namespace().read_only };
-    let bytes = look.part_of(source, found, wanted)?;
+    let bytes = examiner.part_of(source, found, wanted)?;
     let plan = SourcePlan::new(source.clone(), namespace.name.clone(), bytes);
     let content_name = namespace.content_name();
     Ok(SourcePlan { content_name, connected: Some(Arc::new(OpenNamespace(namespace))), ..plan })

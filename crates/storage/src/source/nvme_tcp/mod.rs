@@ -12,9 +12,9 @@ mod admin_link;
 mod association;
 mod auth;
 mod connection;
-mod look;
 mod options;
 mod path;
+mod probe;
 mod queue;
 mod queue_pair;
 mod rdma;
@@ -25,8 +25,8 @@ mod tls;
 pub(crate) use admin_link::Accepted;
 pub use admin_link::Link;
 pub(crate) use connection::OVER_TLS;
-pub(crate) use look::look;
 pub use options::{Address, Options, Transport};
+pub(crate) use probe::probe;
 pub(crate) use queue::NvmeTcpQueue;
 pub use tls::Tls;
 
@@ -34,7 +34,7 @@ use super::nvme::query::{instead, Keys};
 use super::nvme::{
     await_end, examine, lock, open, Cause, Connection, Host, Namespace, PathReport, SourceReport,
 };
-use super::plan::{Look, Open, Source, SourcePlan, Uri};
+use super::plan::{Examiner, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, encode, query_once, Text};
 use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
 use connection::ConnectVia;
@@ -183,8 +183,10 @@ impl Source for Options {
         vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", CheckState::Unknown, found)]
     }
 
-    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
-        examine(self, look, wanted, |options, workers| Remote::open_for(options, workers.now, workers.most))
+    fn examine(&self, examiner: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+        examine(self, examiner, wanted, |options, workers| {
+            Remote::open_for(options, workers.now, workers.most)
+        })
     }
 
     fn open(&self, plan: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {

@@ -14,10 +14,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Interval at which the thread looks around though nothing happens.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest time for shutting a controller down before its connection is just closed.
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(1);
-const SHUT_DOWN_LOOK: Duration = Duration::from_millis(20);
+const SHUT_DOWN_POLL: Duration = Duration::from_millis(20);
 
 /// A controller that is up.
 #[derive(Debug)]
@@ -205,7 +205,7 @@ fn associate(shared: &Shared, path: &Path, index: usize) -> (Ended, Option<Episo
     let ended = match Up::open(shared, path, index) {
         Ok(mut up) => {
             let ended = up.run();
-            up.look();
+            up.check_progress();
             path.lock().waker = None;
             // Queues close theirs before the controller's memory of them goes.
             if matches!(path.state(), PathState::Live(_)) {
@@ -256,17 +256,17 @@ impl<'a> Up<'a> {
     }
 
     /// Checks that commands complete.
-    fn look(&mut self) {
+    fn check_progress(&mut self) {
         if let Some(episode) = &mut self.episode {
-            episode.look(self.shared.host.notes.commands(self.index), monotonic_now());
+            episode.note(self.shared.host.notes.commands(self.index), monotonic_now());
         }
     }
 
     /// Until it ends, or is to.
     fn run(&mut self) -> Ended {
         loop {
-            self.look();
-            let event = match self.association.step(monotonic_now() + LOOK) {
+            self.check_progress();
+            let event = match self.association.step(monotonic_now() + POLL_INTERVAL) {
                 Ok(event) => event,
                 Err(ended) => return ended,
             };
@@ -356,7 +356,7 @@ impl<'a> Up<'a> {
         let now = self.association.now_ms();
         self.association.session.shut_down(now);
         while !self.association.session.is_shut_down() && monotonic_now() < until {
-            if let Err(ended) = self.association.step(monotonic_now() + SHUT_DOWN_LOOK) {
+            if let Err(ended) = self.association.step(monotonic_now() + SHUT_DOWN_POLL) {
                 return ended;
             }
         }

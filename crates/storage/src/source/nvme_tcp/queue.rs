@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// interval at which it checks these.
 const OPEN_WITHIN: Duration = Duration::from_secs(1);
 const TRIED_WITHIN: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for which closing waits for the kernel to let go of what it was given.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// Time in which an abandoned command may still complete before its connection is cut, which frees its memory.
@@ -61,7 +61,7 @@ struct View {
 }
 
 impl View {
-    fn look(&mut self, path: &Path, now: Instant) {
+    fn refresh(&mut self, path: &Path, now: Instant) {
         let generation = path.generation();
         if generation == self.generation && self.rests_until.is_some_and(|until| now >= until) {
             self.rests_until = None;
@@ -192,7 +192,7 @@ impl NvmeTcpQueue {
                 return Err(self.refused(pair));
             }
             let due = self.next_due().unwrap_or(until);
-            reactor.wait(1, due.min(until.max(now + LOOK)), Duration::ZERO);
+            reactor.wait(1, due.min(until.max(now + POLL_INTERVAL)), Duration::ZERO);
         }
     }
 
@@ -230,7 +230,7 @@ impl NvmeTcpQueue {
         finished.drain(..).for_each(|f| self.book(f, now, done));
         self.finished = finished;
         if self.unsettled || self.changed() {
-            self.settle(reactor, now, done);
+            self.follow_paths(reactor, now, done);
         }
         self.dispatch(reactor, now);
         self.give_up(reactor, now, done);
@@ -244,10 +244,10 @@ impl NvmeTcpQueue {
     }
 
     /// Brings pairs to where their paths are.
-    fn settle(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Done>) {
+    fn follow_paths(&mut self, reactor: &mut Reactor, now: Instant, done: &mut Vec<Done>) {
         let shared = &self.remote.shared;
         for (view, path) in self.views.iter_mut().zip(&shared.paths) {
-            view.look(path, now);
+            view.refresh(path, now);
         }
         let mut gone = std::mem::take(&mut self.gone);
         self.unsettled = false;

@@ -104,7 +104,7 @@ fn associate(shared: &Shared) -> (Ended, Option<Episode>) {
             };
             // Nothing is in flight where no worker had a queue.
             ended.clean |= up.episode.is_none() || up.function.quiesce();
-            up.look();
+            up.check_progress();
             (ended, up.episode)
         }
         Err(ended) => (Ended { clean: true, ..ended }, None),
@@ -121,16 +121,16 @@ struct Up<'a> {
 
 impl Up<'_> {
     /// Checks that commands complete.
-    fn look(&mut self) {
+    fn check_progress(&mut self) {
         if let Some(episode) = &mut self.episode {
-            episode.look(self.shared.host.notes.commands(0), monotonic_now());
+            episode.note(self.shared.host.notes.commands(0), monotonic_now());
         }
     }
 
     /// Until it ends (Err), or is to (Ok).
     fn run(&mut self) -> Result<(), Ended> {
         loop {
-            self.look();
+            self.check_progress();
             match self.function.step()? {
                 Step::Event(event) => self.act(&event)?,
                 Step::Queue(queue) => {

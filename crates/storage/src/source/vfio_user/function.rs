@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Longest time for a controller to stop when it is reset, before its connection is just closed.
 const RESET_WITHIN: Duration = Duration::from_secs(3);
-const RESET_LOOK: Duration = Duration::from_millis(2);
+const RESET_POLL: Duration = Duration::from_millis(2);
 /// While a controller comes up it is looked at so often, whether it interrupts or not.
-const SETUP_LOOK_MS: u64 = 5;
+const SETUP_POLL_MS: u64 = 5;
 /// And else.
-const LOOK_MS: u64 = 1000;
+const POLL_MS: u64 = 1000;
 
 /// Lists of addresses that a queue has: commands without SGLs have one each.
 const LISTS_MAX: u64 = 256;
@@ -273,7 +273,7 @@ impl Function {
             if monotonic_now() >= until {
                 return Ok(false);
             }
-            std::thread::sleep(RESET_LOOK);
+            std::thread::sleep(RESET_POLL);
         }
         Ok(true)
     }
@@ -360,8 +360,8 @@ pub(super) fn wait(
     wake: Option<BorrowedFd<'_>>,
     setup: bool,
 ) -> Result<(), Ended> {
-    let look = if setup { SETUP_LOOK_MS } else { LOOK_MS };
-    let left = until_ms.saturating_sub(function.now_ms()).min(look);
+    let poll_ms = if setup { SETUP_POLL_MS } else { POLL_MS };
+    let left = until_ms.saturating_sub(function.now_ms()).min(poll_ms);
     let limit = Timespec { tv_sec: (left / 1000) as i64, tv_nsec: (left % 1000 * 1_000_000) as i64 };
     let all = [Some(function.client.socket()), Some(function.interrupt()), wake];
     let mut fds: Vec<PollFd<'_>> =

@@ -12,9 +12,9 @@
 mod care;
 mod client;
 mod function;
-mod look;
 mod maps;
 mod options;
+mod probe;
 mod queue;
 mod queue_pair;
 mod shm;
@@ -22,15 +22,15 @@ mod stage;
 mod uring;
 mod wire;
 
-pub use look::look_at_drive;
 pub use options::Options;
+pub use probe::probe_drive;
 pub(crate) use queue::VfioUserQueue;
 
 use super::nvme::query::{instead, Keys};
 use super::nvme::{
     await_end, examine, lock, open, Cause, Connection, Host, Namespace, PathReport, SourceReport, Standing,
 };
-use super::plan::{Look, Open, Source, SourcePlan, Uri};
+use super::plan::{Examiner, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, query_once, Text};
 use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
 use care::DriveState;
@@ -171,8 +171,10 @@ impl Source for Options {
         vec![about_socket(&self.socket)]
     }
 
-    fn examine(&self, look: &mut dyn Look, wanted: Option<u64>) -> Result<SourcePlan, Error> {
-        examine(self, look, wanted, |options, workers| Drive::open_for(options, workers.now, workers.most))
+    fn examine(&self, examiner: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error> {
+        examine(self, examiner, wanted, |options, workers| {
+            Drive::open_for(options, workers.now, workers.most)
+        })
     }
 
     fn open(&self, plan: &SourcePlan, _: &dyn Open) -> Result<Arc<dyn OpenSource>, Error> {
@@ -404,12 +406,12 @@ impl Shared {
 
     /// Waits for `what`, which is called without a lock held; false: not in time.
     fn wait_until(&self, what: impl Fn() -> bool, until: Instant) -> bool {
-        const LOOK: Duration = Duration::from_millis(20);
+        const POLL_INTERVAL: Duration = Duration::from_millis(20);
         loop {
             if what() {
                 return true;
             }
-            let left = until.saturating_duration_since(monotonic_now()).min(LOOK);
+            let left = until.saturating_duration_since(monotonic_now()).min(POLL_INTERVAL);
             if left.is_zero() {
                 return false;
             }

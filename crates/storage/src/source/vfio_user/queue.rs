@@ -96,7 +96,7 @@ impl VfioUserQueue {
             completions: Vec::new(),
             drive,
         };
-        queue.settle(reactor, &mut Vec::new());
+        queue.follow_drive(reactor, &mut Vec::new());
         Ok(queue)
     }
 
@@ -111,7 +111,7 @@ impl VfioUserQueue {
         let now = monotonic_now();
         self.collect(now, reactor, done);
         if self.generation != self.drive.shared.generation.load(Ordering::Acquire) {
-            self.settle(reactor, done);
+            self.follow_drive(reactor, done);
         }
         self.dispatch(reactor, now);
         self.give_up(now, done);
@@ -140,7 +140,7 @@ impl VfioUserQueue {
     }
 
     /// Follows the drive: the device that was is gone, or another one is there.
-    fn settle(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
+    fn follow_drive(&mut self, reactor: &mut Reactor, done: &mut Vec<Done>) {
         self.generation = self.drive.shared.generation.load(Ordering::Acquire);
         let state = self.drive.shared.state();
         let (live, clean) = match &state {

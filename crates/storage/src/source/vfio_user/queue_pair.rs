@@ -46,7 +46,7 @@ pub(super) struct PairParts {
 }
 
 /// Place of the next completion.
-struct Look {
+struct NextCompletion {
     memory: Arc<Shared>,
     /// Address of the entry's last dword.
     at: AtomicU64,
@@ -60,7 +60,7 @@ struct Look {
 /// Phase tag in the last dword of an entry (base, figure 90).
 const PHASE: u32 = 1 << 16;
 
-impl Glance for Look {
+impl Glance for NextCompletion {
     fn is_ready(&self) -> bool {
         self.on.load(Ordering::Relaxed) && {
             let word = self.memory.load(self.at.load(Ordering::Relaxed));
@@ -91,7 +91,7 @@ pub(super) struct QueuePair {
     up: Option<Connected>,
     pub parts: PairParts,
     sgl: bool,
-    look: Arc<Look>,
+    next: Arc<NextCompletion>,
     interrupt: Interrupt,
     /// By command identifier: whose it is, and its list.
     out: Vec<(u32, Option<u64>)>,
@@ -115,21 +115,21 @@ impl QueuePair {
         traffic: Arc<Traffic>,
         reactor: &mut Reactor,
     ) -> QueuePair {
-        let look = Arc::new(Look {
+        let next = Arc::new(NextCompletion {
             memory: parts.memory.clone(),
             at: AtomicU64::new(0),
             phase: AtomicU32::new(0),
             on: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
-        reactor.look_at(look.clone());
+        reactor.look_at(next.clone());
         let pair = QueuePair {
             id,
             qid,
             up: Some(Connected::new(&traffic)),
             traffic,
             sgl,
-            look,
+            next,
             interrupt: Interrupt::new(parts.interrupt.clone()),
             out: vec![(NONE, None); usize::from(parts.queue.depth())],
             parts,
@@ -176,7 +176,7 @@ impl QueuePair {
                 }
                 self.in_flight += 1;
                 self.filled = true;
-                self.look.on.store(true, Ordering::Relaxed);
+                self.next.on.store(true, Ordering::Relaxed);
             }
             Ok(None) => self.fail("its queue was full"),
             Err(unmapped) => self.fail(&unmapped.to_string()),
@@ -252,7 +252,7 @@ impl QueuePair {
     /// After `take` gave the last: tells the device that there is room for completions again.
     pub(crate) fn release(&mut self, now: Instant, reactor: &mut Reactor, token: u32) {
         self.active = now;
-        self.look.on.store(self.in_flight > 0, Ordering::Relaxed);
+        self.next.on.store(self.in_flight > 0, Ordering::Relaxed);
         self.expect_next();
         match self.parts.queue.release(&*self.parts.memory) {
             Ok(None) => {}
@@ -263,8 +263,8 @@ impl QueuePair {
 
     fn expect_next(&self) {
         let (at, phase) = self.parts.queue.next_completion();
-        self.look.at.store(at, Ordering::Relaxed);
-        self.look.phase.store(if phase { PHASE } else { 0 }, Ordering::Relaxed);
+        self.next.at.store(at, Ordering::Relaxed);
+        self.next.phase.store(if phase { PHASE } else { 0 }, Ordering::Relaxed);
     }
 
     /// Has the ring wait for the interrupt once nothing came for `spin`.
@@ -313,8 +313,8 @@ impl QueuePair {
     pub(crate) fn close(&mut self, into: &mut Vec<u32>) {
         into.extend(self.out.iter_mut().map(|p| std::mem::replace(p, (NONE, None)).0).filter(|c| *c != NONE));
         (self.in_flight, self.up) = (0, None);
-        self.look.on.store(false, Ordering::Relaxed);
-        self.look.closed.store(true, Ordering::Relaxed);
+        self.next.on.store(false, Ordering::Relaxed);
+        self.next.closed.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn cancel(&mut self, reactor: &mut Reactor, token: u32) {
@@ -324,7 +324,7 @@ impl QueuePair {
 
     /// For another worker; None where something of it is still out.
     pub(crate) fn into_parts(self) -> Option<(u16, PairParts)> {
-        self.look.closed.store(true, Ordering::Relaxed);
+        self.next.closed.store(true, Ordering::Relaxed);
         let idle = self.in_flight == 0 && self.broken.is_none() && !self.interrupt.is_armed();
         idle.then_some((self.qid, self.parts))
     }

@@ -116,11 +116,11 @@ impl Indexed {
             ends.push(self.pieces.end());
         }
         self.ends = Ends::Listed { ends, whole: 0 };
-        self.settle();
+        self.count_whole();
         Ok(())
     }
 
-    fn settle(&mut self) {
+    fn count_whole(&mut self) {
         if let Ends::Listed { ends, whole } = &mut self.ends {
             while ends.get(*whole).is_some_and(|end| *end <= self.pieces.at) {
                 *whole += 1;
@@ -178,7 +178,7 @@ impl Picker for Indexed {
 
     fn take(&mut self, bytes: &[u8]) -> Result<(), Damage> {
         self.pieces.took(bytes.len());
-        self.settle();
+        self.count_whole();
         Ok(())
     }
 

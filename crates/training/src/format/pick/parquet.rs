@@ -165,7 +165,7 @@ impl Columns {
         self.stage = Stage::Data;
         self.whole_rows = first;
         self.begin_piece();
-        self.settle();
+        self.count_whole();
         Ok(())
     }
 
@@ -185,7 +185,7 @@ impl Columns {
     }
 
     /// Row groups whose last piece was taken.
-    fn settle(&mut self) {
+    fn count_whole(&mut self) {
         while let Some(group) = self.groups.get(self.group).filter(|g| g.pieces <= self.pieces.current) {
             self.whole_rows = group.rows_end;
             self.group += 1;
@@ -210,7 +210,7 @@ impl Columns {
             self.lose(damage)?;
         }
         if ended {
-            self.settle();
+            self.count_whole();
             self.begin_piece();
         }
         Ok(())

@@ -38,12 +38,12 @@ impl Device {
             }
             executed += 1;
         }
-        self.settle(memory);
+        self.answer_ended(memory);
         executed == COMMANDS_AT_ONCE
     }
 
     /// Answers what is over, and fetches nothing.
-    pub fn settle<M: HostMemory + ?Sized>(&mut self, memory: &M) {
+    pub fn answer_ended<M: HostMemory + ?Sized>(&mut self, memory: &M) {
         self.answer_parked(memory);
         self.effects.extend(self.admin.interrupt().map(Effect::Interrupt));
     }

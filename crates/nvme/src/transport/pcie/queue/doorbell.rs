@@ -77,7 +77,7 @@ impl Bell {
 
     /// Looks at the shadow doorbell. None: nothing is new.
     #[inline]
-    pub fn look<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<Option<Rung>, Unmapped> {
+    pub fn poll<M: HostMemory + ?Sized>(&mut self, memory: &M) -> Result<Option<Rung>, Unmapped> {
         let Some((doorbell, _)) = self.shadow else { return Ok(None) };
         let value = memory.load(doorbell)?;
         if value == self.seen {

@@ -100,7 +100,7 @@ impl SubmissionQueue {
 
     /// Looks at the shadow doorbell.
     #[inline]
-    pub(super) fn look<M: HostMemory + ?Sized>(
+    pub(super) fn poll_doorbell<M: HostMemory + ?Sized>(
         &mut self,
         memory: &M,
         book: Option<&Book>,
@@ -108,7 +108,7 @@ impl SubmissionQueue {
         if self.closing {
             return Ok(());
         }
-        let Some(Rung { value, first }) = self.bell.look(memory)? else { return Ok(()) };
+        let Some(Rung { value, first }) = self.bell.poll(memory)? else { return Ok(()) };
         if let (true, Some(book)) = (first, book) {
             book.set_submission_heard(self.id, true);
         }

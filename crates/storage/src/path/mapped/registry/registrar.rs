@@ -12,7 +12,7 @@ use super::Refusal;
 use super::RegistryState;
 use super::Request;
 use super::Shared;
-use super::LOOK_AGAIN;
+use super::POLL_INTERVAL;
 use super::REST_MAX;
 use super::WAY;
 use forebay_io::monotonic_now;
@@ -68,7 +68,7 @@ impl Shared {
                 }
                 Step::Later => {
                     state.prepared.push_front(request);
-                    state = self.wait(state, LOOK_AGAIN);
+                    state = self.wait(state, POLL_INTERVAL);
                 }
             }
         }
@@ -80,7 +80,7 @@ impl Shared {
         } else if state.doomed.is_empty() && state.leaving.is_empty() {
             self.work.wait(state).expect("nothing panics while it holds the registry")
         } else {
-            self.wait(state, LOOK_AGAIN)
+            self.wait(state, POLL_INTERVAL)
         }
     }
 

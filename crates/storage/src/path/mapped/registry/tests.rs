@@ -91,7 +91,7 @@ impl Bench {
     }
 
     /// Asks until it is decided, and says how.
-    fn settle(&self, file: &MappedFile, window: u32, streams: bool) -> Phase {
+    fn phase_of(&self, file: &MappedFile, window: u32, streams: bool) -> Phase {
         let began = Instant::now();
         let mut phase = Phase::Cold;
         while began.elapsed() < PATIENCE {
@@ -153,10 +153,10 @@ fn windows_that_nobody_waits_for_are_registered_with_rests_between_them() {
 fn a_reader_in_order_finds_the_next_windows_registered() {
     let bench = Bench::new(8, 64, Books::default());
     let file = bench.open();
-    assert_eq!(bench.settle(&file, 0, true), Phase::Ready);
+    assert_eq!(bench.phase_of(&file, 0, true), Phase::Ready);
     bench.until("three windows ahead", || (1..=3).all(|w| file.window(w).phase() == Phase::Ready));
     assert_eq!(file.window(4).phase(), Phase::Cold);
-    assert_eq!(bench.settle(&file, 6, false), Phase::Ready);
+    assert_eq!(bench.phase_of(&file, 6, false), Phase::Ready);
     assert_eq!(file.window(7).phase(), Phase::Cold);
     let report = bench.registry().report();
     assert_eq!((report.registrations, report.evictions, report.windows), (5, 0, 8));
@@ -169,7 +169,7 @@ fn a_second_open_of_the_handle_finds_what_the_first_registered() {
     let bench = Bench::new(2, 4, Books::default());
     let target = FileTarget::open(&bench.path, FileAccess { write: false, direct: false }).unwrap();
     let first = bench.registry().file(&target).unwrap();
-    assert_eq!(bench.settle(&first, 0, true), Phase::Ready);
+    assert_eq!(bench.phase_of(&first, 0, true), Phase::Ready);
     let again = bench.registry().file(&target.clone()).unwrap();
     assert!(Arc::ptr_eq(&first, &again) && again.window(0).phase() == Phase::Ready);
 }
@@ -179,11 +179,11 @@ fn a_second_open_of_the_handle_finds_what_the_first_registered() {
 fn the_cap_is_never_exceeded_and_windows_in_use_stay() {
     let bench = Bench::new(40, 8, Books::default());
     let file = bench.open();
-    assert_eq!(bench.settle(&file, 0, true), Phase::Ready);
+    assert_eq!(bench.phase_of(&file, 0, true), Phase::Ready);
     assert_eq!(file.window(0).hold(), Phase::Ready);
     for _ in 0..3 {
         for w in 1..40 {
-            assert_eq!(bench.settle(&file, w, true), Phase::Ready, "window {w}");
+            assert_eq!(bench.phase_of(&file, w, true), Phase::Ready, "window {w}");
             assert_eq!(file.window(0).phase(), Phase::Ready, "held");
         }
     }
@@ -197,7 +197,7 @@ fn the_cap_is_never_exceeded_and_windows_in_use_stay() {
 fn a_system_that_pins_no_more_is_taken_at_its_word() {
     let bench = Bench::new(8, 64, Books { limit: 3 * WINDOW as usize, ..Books::default() });
     let file = bench.open();
-    let phases: Vec<Phase> = (0..8).map(|w| bench.settle(&file, w, false)).collect();
+    let phases: Vec<Phase> = (0..8).map(|w| bench.phase_of(&file, w, false)).collect();
     assert_eq!(phases[..3], [Phase::Ready; 3]);
     assert_eq!(phases[3], Phase::Declined);
     let report = bench.registry().report();
@@ -214,13 +214,13 @@ fn what_is_not_cached_is_declined() {
         eprintln!("skipped: pages of this file system stay cached ({gone:?})");
         return;
     }
-    assert_eq!(bench.settle(&file, 1, true), Phase::Declined);
+    assert_eq!(bench.phase_of(&file, 1, true), Phase::Declined);
     assert_eq!((bench.pinned(), bench.registry().report().uncached), (0, 1));
     // Once it was read, it is worth another look.
     warm_cache(&file.target.file).unwrap();
     assert!(!bench.registry().pays(&file, 1, WINDOW, true));
     assert!(bench.registry().pays(&file, 1, 1, true));
-    assert_eq!(bench.settle(&file, 1, true), Phase::Ready);
+    assert_eq!(bench.phase_of(&file, 1, true), Phase::Ready);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_changed_file_loses_its_registrations_and_says_so_once() {
     let bench = Bench::new(4, 64, Books::default());
     let file = bench.open();
     for w in 0..4 {
-        assert_eq!(bench.settle(&file, w, false), Phase::Ready);
+        assert_eq!(bench.phase_of(&file, w, false), Phase::Ready);
     }
     let before = bench.registry().current_generation(&file).unwrap();
     write_to(&bench.path).write_all_at(b"new", 5).unwrap();
@@ -239,7 +239,7 @@ fn a_changed_file_loses_its_registrations_and_says_so_once() {
     // Its size and place are the same, so it is read again, under another generation.
     assert!(bench.registry().current_generation(&file).unwrap() > before);
     bench.until("old registrations go", || bench.pinned() == 0);
-    assert_eq!(bench.settle(&file, 2, false), Phase::Ready);
+    assert_eq!(bench.phase_of(&file, 2, false), Phase::Ready);
     assert_eq!(bench.registry().report().stale, 1);
 }
 
@@ -260,14 +260,14 @@ fn a_truncated_replaced_or_deleted_file_is_lost_until_it_is_whole_again() {
     for (words, act) in acts {
         let bench = Bench::new(4, 64, Books::default());
         let file = bench.open();
-        assert_eq!(bench.settle(&file, 0, false), Phase::Ready);
+        assert_eq!(bench.phase_of(&file, 0, false), Phase::Ready);
         act(&bench.path);
         for _ in 0..2 {
             let fault = bench.registry().current_generation(&file).unwrap_err();
             assert!(fault.errno == libc::ESTALE && fault.to_string().contains(words), "{fault}");
         }
         assert!(file.is_lost());
-        assert_eq!(bench.settle(&file, 0, false), Phase::Declined);
+        assert_eq!(bench.phase_of(&file, 0, false), Phase::Declined);
         bench.until("old registrations go", || bench.pinned() == 0);
     }
     let bench = Bench::new(4, 64, Books::default());
@@ -288,10 +288,10 @@ fn a_registration_that_a_change_overtakes_is_never_ready() {
     let path = bench.path.clone();
     let act = move || write_to(&path).write_all_at(b"new", 5).unwrap();
     *bench.books.before.lock().unwrap() = Some(Box::new(act));
-    assert_eq!(bench.settle(&file, 0, false), Phase::Declined);
+    assert_eq!(bench.phase_of(&file, 0, false), Phase::Declined);
     assert_eq!(bench.pinned(), 0);
     assert_eq!(bench.registry().report().stale, 1);
-    assert_eq!(bench.settle(&file, 0, false), Phase::Ready);
+    assert_eq!(bench.phase_of(&file, 0, false), Phase::Ready);
 }
 
 // promise: ENG-12
