@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shlex
@@ -11,7 +12,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from forebay.errors import RequestError
-from forebay.plan import answer, calibrate, catalogue, decide, saved, show, system, training, verb, whatif
+from forebay.plan import (
+    answer,
+    assume,
+    calibrate,
+    catalogue,
+    decide,
+    flow,
+    saved,
+    show,
+    system,
+    training,
+    verb,
+    whatif,
+)
 from forebay.plan.planner import Planner, published
 from forebay.sweep import vary
 from properties import parametrized
@@ -220,6 +234,17 @@ def test_an_answer_opens_with_its_assumptions_and_decides_in_words() -> None:
     row, _ = plan("run", "--drive", "D7-PS1010", "--drives", "4", "--workload", "unet3d")
     assert row["decision"] in said and {a["source"] for a in row["assumed"]} <= {"given", "default", "derived"}
     assert all(a["flags"] for a in row["assumed"])
+
+
+def test_more_drives_never_have_fewer_requests_whose_number_is_found_at_few_numbers_of_drives() -> None:
+    planner, counts = published(), range(1, 101)
+    for more in ({"location": "remote", "queues": 8}, {"io_size": 4096, "threads": 16}):
+        asked = [system.make({"drive": "D7-P5520", "drives": n, **more}, []) for n in counts]
+        found = [s.workers for s in assume.settle_all(planner, asked)]
+        assert found == sorted(found)
+        assert found[:32] == [s.workers for s in assume.settle_all(planner, asked[:32])]
+    assert max(b / a for a, b in itertools.pairwise(assume.COUNTS[assume.FIRST - 1 :])) < 1.07
+    assert assume.COUNTS[-1] == flow.DRIVES_MOST
 
 
 def test_requests_that_nobody_gave_do_not_limit() -> None:

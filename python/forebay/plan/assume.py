@@ -6,6 +6,7 @@ number that nobody chose.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,10 @@ EACH = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 AT_ONCE = 128
 # Of what the most of them bring, so much is enough.
 ENOUGH = 0.98
+# Numbers of drives in each host, or of remote ones, at which requests are looked for: each of the first, then sixteen to each
+# doubling, since a purchase tries a thousand.
+FIRST, DOUBLED = 32, 5
+COUNTS = (*range(1, FIRST + 1), *(round(FIRST * 2 ** (i / 16)) for i in range(1, 16 * DOUBLED + 1)))
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,7 @@ def settle_all(planner: Planner, systems: Sequence[System]) -> list[System]:
             found.append(system)
             continue
         # More drives may do with fewer, and would then be said to bring less than fewer drives, by what isn't quite enough.
-        each = system.hosts if system.location == "local" else 1
-        numbers = [*range(each, min(system.drives, flow.DRIVES_MOST), each), system.drives]
+        numbers = _looked_at(system)
         of_any = planner.fewest.setdefault(replace(system, drives=0, given=frozenset()), {})
         for n in numbers:
             if n not in of_any and (id(of_any), n) not in asked:
@@ -77,6 +81,15 @@ def settle_all(planner: Planner, systems: Sequence[System]) -> list[System]:
     return [
         one if isinstance(one, System) else replace(one[0], workers=max(one[1][n] for n in one[2]), depth=1) for one in found
     ]
+
+
+def _looked_at(system: System) -> list[int]:
+    """Numbers of drives, each asked how many requests it needs: those of `COUNTS` below and the next above, so that more drives
+    never have fewer requests; beyond all of them, the system's own as well."""
+    each = system.hosts if system.location == "local" else 1
+    count = system.drives // each
+    known = COUNTS[: bisect.bisect_left(COUNTS, count) + 1]
+    return [*(n * each for n in known), *([system.drives] if count > COUNTS[-1] else [])]
 
 
 def _fewest(planner: Planner, systems: list[System]) -> list[int]:

@@ -159,7 +159,11 @@ class Posterior:
             mean = law + cross @ residual
             spare = np.maximum(self.data.variance(rows) - np.einsum("ij,ij->i", cross, apart), 0.0)
         below, above = spare.copy(), spare.copy()
+        uses = rows.uses(len(self.log)) if hasattr(rows, "uses") else None
         for steps, of_known in self._ways():
+            if uses is not None and not steps[0][uses].any() and not any(change.any() for change in of_known):
+                # Of drives that nothing was asked or measured of.
+                continue
             moved = [self.model(self.log + step, rows) - law for step in steps]
             if cross is not None:
                 moved = [m - cross @ known for m, known in zip(moved, of_known, strict=True)]

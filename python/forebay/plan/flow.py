@@ -135,6 +135,15 @@ class Rows:
         self._medians = np.log(medians)
         self.iops_us = 1e6 / np.array([sheets[x.drive].iops for x in loads]) / self.drives
 
+    def uses(self, parameters: int) -> Array:
+        """Returns which parameters the rows depend on: the shared ones, and those of their drives."""
+        import numpy as np
+
+        found = np.zeros(parameters, dtype=bool)
+        found[: len(SHARED)] = True
+        found[len(SHARED) :].reshape(-1, PER_DRIVE)[self.drive] = True
+        return found
+
     @cached_property
     def by_queues(self) -> Array:
         """Change of the logarithm of each rate with that of the DPU's times, by what is usual, whatever was measured."""
