@@ -166,6 +166,26 @@ def test_a_recommendation_handed_back_meets_its_target(draws: int) -> None:
 
 
 @pytest.mark.promise("PLN-20")
+def test_a_choices_command_names_all_that_it_rests_on(slow: Path, tmp_path: Path) -> None:
+    """Own runs, a saved calibration, an own catalogue, a file's PCIe tree, and a link to its last digit."""
+    sheets, saved_, tree = (tmp_path / name for name in ("my drives.toml", "mine.json", "tree.toml"))
+    sheets.write_text('[[drive]]\nname = "My drive"\nkind = "nvme-tlc"\nseq_read_mbps = 7000\n')
+    plan("calibrate", slow, "--drive", "D7-PS1010", "--out", saved_)
+    tree.write_text('drive = "D7-PS1010"\ndrives = 2\n[[pcie]]\nname = "s0"\ngen = 4\nlanes = 8\ndrives = 2\n')
+    for asked in (
+        ("--drive", "D7-PS1010", "--runs", slow),
+        ("--drive", "D7-PS1010", "--calibration", saved_, "--io-size", "99999b"),
+        ("--drive", "My drive", "--catalogue", sheets, "--link", "200Gb/s"),
+        (tree, "--drive", "D7-PS1010", "--location", "remote"),
+    ):
+        found, _ = plan("recommend", *asked, "--gib-s", "5")
+        (choice,) = found["choices"]
+        row, _ = plan(*shlex.split(choice["command"])[2:])
+        assert row["throughput_gib_s_p10"] == choice["estimate"]["p10"] >= 5, choice["command"]
+        assert (row["own_runs"] is None) == ("--runs" not in asked and "--calibration" not in asked)
+
+
+@pytest.mark.promise("PLN-20")
 def test_redundancy_capacity_endurance_and_price_are_bought_too(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text(

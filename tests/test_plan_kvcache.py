@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -107,6 +108,10 @@ def test_users_of_a_cache_have_the_needs_of_any_purchase(capsys: Any, tmp_path: 
     rows = [(c["drive"], c["drives"], c["parity_drives"], c["price"], c["watts"], c["capacity_tb"]) for c in found["choices"]]
     assert rows == [("one", 5, 1, 2600.0, 100.0, 16.0), ("two", 2, 1, 3100.0, None, 16.0)]
     assert any(text.startswith("unknown: no capacity_tb") for text in found["left_out"])
+    assert "5 × one (1 of them for parity)" in found["decision"] and all(a["flags"] for a in found["assumed"])
+    for choice in found["choices"]:
+        code, out, err = typed(capsys, *shlex.split(choice["command"])[1:], "--json")
+        assert code == 0 and json.loads(out)["request_p95_ms_p90"] <= 3_600_000, err
     for choice, pbw in zip(found["choices"], (40, 100), strict=True):
         assert choice["endures_years"] == pytest.approx(1000 * pbw / (365 * choice["writes_tb_day"]))
 

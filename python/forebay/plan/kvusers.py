@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import RequestError
-from forebay.plan import catalogue, kvcache
+from forebay.numbers import figure
+from forebay.plan import assume, catalogue, decide, kvcache
 from forebay.plan.frozen import replace
 from forebay.plan.kvcache import LEFT_MOST, Part, Play, Spec
 from forebay.plan.planner import Planner
-from forebay.plan.recommend import DAYS, Needs, fewest
+from forebay.plan.recommend import DAYS, Needs, command, fewest
 from forebay.plan.system import System
 from forebay.units import GIB
 
@@ -104,8 +105,10 @@ def recommend(
     reported: Callable[[float], None] = lambda share: None,
     needs: Needs | None = None,
     by: str = "drives",
+    sources: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """forebay.recommend/1. No choice is an answer, with the reason. RequestError for what can't be."""
+    """forebay.recommend/1. No choice is an answer, with the reason. RequestError for what can't be. `sources`: see
+    forebay.plan.recommend.command."""
     asked.check()
     needs = needs or Needs()
     needs.check()
@@ -122,14 +125,18 @@ def recommend(
             left_out.append(f"{drive.name}: {lacking}")
             continue
         trial = Trial(planner, replace(system, drive=drive.name), asked, play, option)
-        found = choice(trial, demand, needs, least)
+        found = choice(trial, demand, needs, least, sources)
         (short if "reason" in found else choices).append(found)
     choices.sort(key=lambda c: (c[by], c["drives"], c["p95_ms"]))
     spec = kvcache.spec_of(replace(system, users=asked.users), option)
+    first = next(iter(choices or short), None)
+    bought = replace(system, drive=first["drive"], drives=first["drives"]) if first else system
     return {
         "schema": "forebay.recommend/1",
         "target": {"kv_users": asked.users, "p95_s": asked.p95_s},
         "by": by,
+        "decision": decision(asked, spec, choices, short),
+        "assumed": [a.document() for a in assume.listed(planner, bought)] if first else [],
         "needs": {k: v for k, v in needs.__dict__.items() if v is not None and k not in ("bays",)},
         "kvcache": {key: spec[key] for key in ("option", "model", "users", "ranks", "admission", "duration_s", "seed")},
         "demand_gib_s": {"read": demand[0], "write": demand[1]},
@@ -137,10 +144,25 @@ def recommend(
         "not_enough": short,
         "advice": advice(choices, short, demand, asked),
         "left_out": left_out,
-        "assumptions": [MEANING, *(choices or short)[0].pop("assumptions")] if choices or short else [MEANING],
+        "assumptions": [MEANING, *(first.pop("assumptions") if first else [])],
         "interval": kvcache.basis(spec["option"]),
         "warnings": [] if spec["option"] in kvcache.OF_DRIVES else [kvcache.OF_CLIENT],
     }
+
+
+def decision(asked: Asked, spec: Spec, choices: Sequence[dict[str, Any]], short: Sequence[dict[str, Any]]) -> str:
+    """The first choice in a sentence; without one, what comes nearest."""
+    whom = f"{asked.users} users of option {spec['option']}"
+    if choices:
+        one = choices[0]
+        ends = ", ".join(f"{figure(one[key] / 1000)} s{at}" for key, at in (("p95_ms", ""), ("p95_ms_p90", " at the low end")))
+        parity = f" ({one['parity_drives']} of them for parity)" if one["parity_drives"] else ""
+        said = f"{whom}: {one['drives']} × {one['drive']}{parity} on one host; 95 % of requests end within {ends}"
+        return f"{said}; {one['users_max']} users at most; what limits it is {decide.words(one['limit'])}."
+    if not short:
+        return f"no drive of the catalogue could be tried for {whom}."
+    best = max(short, key=lambda c: c["users_max"])
+    return f"no drive serves {whom}; {best['drives']} × {best['drive']} come nearest: {best['users_max']}; {best['reason']}."
 
 
 MEANING = (
@@ -156,7 +178,9 @@ def demand_gib_s(system: System, asked: Asked, play: Play, option: Callable[[int
     return part["read_gib_s"]["window"], part["write_gib_s"]["window"]
 
 
-def choice(trial: Trial, demand: tuple[float, float], needs: Needs, least: int) -> dict[str, Any]:
+def choice(
+    trial: Trial, demand: tuple[float, float], needs: Needs, least: int, sources: Sequence[str] = ()
+) -> dict[str, Any]:
     """The fewest drives of a model, `least` or more, that serve these users, and how many users they could serve; else why
     none do."""
     one = kvcache.storage(trial.planner, replace(trial.system, drives=1))
@@ -195,6 +219,7 @@ def choice(trial: Trial, demand: tuple[float, float], needs: Needs, least: int) 
         "left_queued": usual["requests"]["left_queued"],
         "offered": usual["requests"]["offered"],
         "limit": trial.limit(usual, found),
+        "command": command(replace(trial.system, users=users, given=trial.system.given | {"users"}), bought, sources),
         "assumptions": usual["assumptions"],
     }
 

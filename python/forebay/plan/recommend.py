@@ -9,6 +9,7 @@ catalogue's or the user's; what has none can't be ranked by it, and the answer s
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from forebay.plan.frozen import replace
 from forebay.plan.jobs import DLRM, H100, IO
 from forebay.plan.planner import Planner
 from forebay.plan.system import System
+from forebay.units import format_bytes
 
 BY = ("drives", "price", "watts")
 # Drives in all, hosts, and drives that fit into a host where nobody says how many.
@@ -110,7 +112,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Choice:
-    """A complete system: `system` with its data drives, `spare` drives of parity beside them."""
+    """A complete system: `system` with its data drives, `spare` drives of parity beside them. `sources`: see `command`."""
 
     system: System
     sheet: catalogue.Drive
@@ -118,6 +120,7 @@ class Choice:
     estimate: Estimate
     needs: Needs
     lacks: list[str] = field(default_factory=list)
+    sources: Sequence[str] = ()
 
     @property
     def drives(self) -> int:
@@ -158,27 +161,26 @@ class Choice:
             "estimate": self.estimate.document(),
             "limit": words(self.estimate.bottleneck),
             "lacks": self.lacks,
-            "command": command(system, self.drives),
+            "command": command(system, self.drives, self.sources),
         }
 
 
-def command(system: System, drives: int) -> str:
-    """The plan of a choice, to type."""
+def command(system: System, drives: int, sources: Sequence[str] = ()) -> str:
+    """The plan of a choice, to type. `sources`: what no setting of a system says, as a user's runs, catalogue or PCIe tree."""
     said = {**system.settings, "drive": system.drive, "drives": drives, "hosts": system.hosts, "workers": system.workers}
     said |= {"depth": system.depth} if system.depth > 1 else {}
     said |= {"queues": system.queues} if system.queues else {}
     said |= {"workload": system.workload} if system.workload != "io" else {}
-    words_ = [f"--{key.replace('_', '-')} {_typed(key, value)}" for key, value in said.items() if key != "pcie"]
-    return "forebay plan run " + " ".join(words_)
+    flags = [part for key, value in said.items() if key != "pcie" for part in (f"--{key.replace('_', '-')}", _typed(key, value))]
+    return shlex.join(["forebay", "plan", "run", *sources, *flags])
 
 
 def _typed(key: str, value: Any) -> str:
+    """A setting as its flag takes it, to the last digit: a target may be met exactly."""
     if key == "io_size":
-        from forebay.units import format_bytes
-
-        return format_bytes(value)
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"'{text}'" if " " in text else text
+        size = format_bytes(value)
+        return f"{size}b" if size.isdigit() else size
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class Search:
             return Choice(system, sheet, self._spare(most), estimate, self.needs), False
         # Whole hosts: local drives are the same number in each.
         step = hosts if self.local else 1
-        first = max(math.ceil(least / step), sum(switch.drives for switch in self.system.pcie) if self.local else 1, 1)
+        first = max(math.ceil(least / step), sum(switch.drives for switch in self.system.pcie), 1)
         count = fewest(lambda n: self.meets(hosts, n * step), first, max(first, self._most(hosts) // step))
         assert count is not None
         queues = self._queues(hosts, count * step)
@@ -284,9 +286,11 @@ def fewest(holds: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def recommend(
-    planner: Planner, system: System, target: Target, by: str, drives: Sequence[catalogue.Drive], needs: Needs | None = None
-) -> dict[str, Any]:
-    """forebay.recommend/1. RequestError where the ranking lacks every price; no choice is an answer, with the reason."""
+    planner: Planner, system: System, target: Target, by: str, drives: Sequence[catalogue.Drive], needs: Needs | None = None,
+    sources: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """forebay.recommend/1. RequestError where the ranking lacks every price; no choice is an answer, with the reason.
+    `sources`: see `command`."""
     target.check()
     needs = needs or Needs()
     needs.check()
@@ -313,8 +317,8 @@ def recommend(
         (best if met else short).append(choice)
     best.sort(key=lambda c: (c.cost(by), c.system.hosts, c.estimate.p10 * (-1 if target.longest is None else 1)))
     short.sort(key=lambda c: c.system.drive)
-    best = [replace(c, lacks=_beside(best[0], c)) for c in best]
-    short = [replace(c, lacks=[_lacking(planner, c, target)]) for c in short]
+    best = [replace(c, lacks=_beside(best[0], c), sources=sources) for c in best]
+    short = [replace(c, lacks=[_lacking(planner, c, target)], sources=sources) for c in short]
     first = best[0] if best else _nearest(target, short) if short else None
     given = system.given | ({"accelerators"} if system.modelled and target.accelerators is not None else set())
     reported = replace(first.system, given=given) if first else system

@@ -264,8 +264,8 @@ def kvcache(row: Mapping[str, Any]) -> str:
 
 def kvusers(document: Mapping[str, Any]) -> str:
     """Choices of drives for users of a KV cache."""
-    target = document["target"]
-    lines = [f"target: {target['kv_users']} users, P95 of a request at most {target['p95_s']:g} s; least {document['by']}", ""]
+    target = f"P95 of a request at most {document['target']['p95_s']:g} s; least {document['by']}"
+    lines = [*assumed(document), *folded("decision", document["decision"]), *folded("target", target), ""]
     names = ("drive", "drives", "users, at most", "P95 ms", "at the low end", "read GiB/s", "writes TB/day", "endures years")
     rows: list[tuple[str, ...]] = [(*names, "limit")]
     for c in document["choices"]:
@@ -273,7 +273,11 @@ def kvusers(document: Mapping[str, Any]) -> str:
         years = "-" if c["endures_years"] is None else figure(c["endures_years"])
         rows.append((c["drive"], str(c["drives"]), str(c["users_max"]), *shown, years, c["limit"]))
     lines += table(rows) if len(rows) > 1 else []
-    lines += [f"not enough   {c['drives']} × {c['drive']}: {c['users_max']} users; {c['reason']}" for c in document["not_enough"]]
-    lines += [""] + [f"advice       {text}" for text in document["advice"]] + [f"interval     {document['interval']}"]
-    lines += [f"assumed      {text}" for text in document["assumptions"]] + [f"left out     {t}" for t in document["left_out"]]
-    return "\n".join([*lines, *(f"warning      {text}" for text in document["warnings"])])
+    for c in document["not_enough"]:
+        lines += folded("not enough", f"{c['drives']} × {c['drive']}: {c['users_max']} users; {c['reason']}")
+    lines.append("")
+    said = [("advice", text) for text in document["advice"]] + [("interval", document["interval"])]
+    said += [("also assumed", text) for text in document["assumptions"]]
+    said += [(head, text) for head, key in (("left out", "left_out"), ("warning", "warnings")) for text in document[key]]
+    said += [("next", choice["command"]) for choice in document["choices"][:1]]
+    return "\n".join([*lines, *(line for head, text in said for line in folded(head, text))])

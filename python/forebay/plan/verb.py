@@ -104,6 +104,7 @@ def prepared(values: dict[str, Any], takes_demand: bool = True) -> tuple[Any, An
     from forebay.plan import catalogue as sheets
     from forebay.plan import models, saved, trained
     from forebay.plan import system as systems
+    from forebay.plan.jobs import IO
     from forebay.plan.planner import published
     from forebay.plan.simulation.verb import of_file as of_simulation
 
@@ -118,6 +119,8 @@ def prepared(values: dict[str, Any], takes_demand: bool = True) -> tuple[Any, An
     found = None
     if runs:
         text = text or sheets.read_text(runs, "--runs")
+        # Plain reads are asked for: of what else was run, nothing is needed.
+        takes_demand = takes_demand and not (settings.get("workload") == IO and trained.has_others(text))
         if takes_demand and (found := trained_in(text, f"--runs {runs}")) is not None:
             settings = models.asked_of(found, settings)
             runs = runs if trained.has_others(text) else None
@@ -217,7 +220,9 @@ def run_kvcache(planner: Any, system: Any, simulated: bool, calibrated: bool, as
     return DONE
 
 
-def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], needs: Any, by: str, as_json: bool) -> int:
+def recommend_kvcache(
+    planner: Any, system: Any, asked: Any, pool: list[Any], needs: Any, by: str, sources: list[str], as_json: bool
+) -> int:
     """`plan recommend --kv-users`: each drive is tried in virtual time."""
     from forebay import simulate
     from forebay.bench.interrupt import Interrupt
@@ -225,7 +230,8 @@ def recommend_kvcache(planner: Any, system: Any, asked: Any, pool: list[Any], ne
     from forebay.plan.simulation.verb import Bar
 
     with Interrupt(), Bar() as bar:
-        found = kvusers.recommend(planner, system, asked, pool, simulate.kvcache, simulate.kvcache_option, bar.show, needs, by)
+        play, option = simulate.kvcache, simulate.kvcache_option
+        found = kvusers.recommend(planner, system, asked, pool, play, option, bar.show, needs, by, sources)
     click.echo(json.dumps(found) if as_json else show.kvusers(found))
     return DONE if found["choices"] else CHECK_FAILED
 
@@ -260,6 +266,7 @@ def recommend(
     from forebay.plan import catalogue as sheets
     from forebay.plan import recommend as advice
     from forebay.plan import show
+    from forebay.plan.jobs import IO
 
     if by not in advice.BY:
         raise RequestError(f"--by {by}", "is not a measure", "one of " + ", ".join(advice.BY))
@@ -282,15 +289,19 @@ def recommend(
         values["drive"] = names[0]
     elif values["file"] is None and values["calibration"] is None:
         values["drive"] = next(iter(sheets.drives().values())).name
-    file = values["file"]
+    file, flags = values["file"], [(flag, values[flag]) for flag in ("runs", "calibration", "catalogue")]
     planner, system, more = prepared(values, trained is None)
+    sources = [*([file] if system.pcie else []), *(part for flag, path in flags if path for part in (f"--{flag}", path))]
+    if trained is not None and drive_runs:
+        # Runs of training among them would be the workload.
+        sources += ["--workload", IO]
     system = replace(system, given=system.given - {"drive", "drives"}, drives=1 if system.location == "remote" else system.hosts)
     pool = more if by != "drives" and more else list({d.name: d for d in [*sheets.drives().values(), *more]}.values())
     pool = [sheets.drive(name, more) for name in names] if names else pool
     if asked is not None:
         advice.ranked(by, pool)
-        return recommend_kvcache(planner, system, asked, pool, needs, by, as_json)
-    document = advice.recommend(planner, system, target, by, pool, needs)
+        return recommend_kvcache(planner, system, asked, pool, needs, by, sources, as_json)
+    document = advice.recommend(planner, system, target, by, pool, needs, sources)
     document["warnings"] += left_out(file)
     if trained is not None:
         gpus = accelerators or trained.gpus
