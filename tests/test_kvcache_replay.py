@@ -13,8 +13,8 @@ from typing import Any
 
 import processes
 import pytest
-from forebay.emulate.kvcache import prefix, replay, traces
-from forebay.errors import MachineError
+from forebay.emulate.kvcache import prefix, replay, traces, tree
+from forebay.errors import MachineError, RequestError
 
 TOKEN = 131_072
 BLOCK = 512 * TOKEN
@@ -133,6 +133,28 @@ def test_a_packed_trace_without_its_library_names_it(tmp_path: Path, monkeypatch
     (tmp_path / "z").write_bytes(traces.ZSTD + b"rest")
     with pytest.raises(MachineError, match="zstandard"):
         replay.replayed(str(tmp_path / "z"), replay.Asked(options()))
+
+
+@pytest.mark.promise("KVC-44", "KVC-27")
+def test_a_trace_packed_with_zstd_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+
+    def requests(packed: bytes) -> int:
+        (tmp_path / "t.zst").write_bytes(packed)
+        return int(replay.replayed(str(tmp_path / "t.zst"), replay.Asked(options()))["trace"]["requests"])
+
+    frame = zstandard.ZstdCompressor().compress(GOOD.encode() * 5000)
+    assert requests(frame + frame) == 10_000, "frames lie one behind another"
+    for broken, said in ((frame[:-9], "ends within a frame"), (frame + b"no frame", "can't be unpacked")):
+        with pytest.raises(RequestError, match=said):
+            requests(broken)
+    long = zstandard.ZstdCompressor().compress(b"{" + bytes(20 << 20))
+    with pytest.raises(RequestError, match="line 1: is longer than 16 MiB"):
+        requests(long)
+    rows = [tree.Operation(1.0 + n, ("Write", "Read")[n], 131_072, "storage", "a", "Prefill") for n in range(2)]
+    tree.write_trace(tmp_path / "own.csv.zst", rows)
+    found = replay.replayed(str(tmp_path / "own.csv.zst"), replay.Asked(options()))
+    assert (found["trace"]["kind"], found["trace"]["requests"], found["read_bytes"]) == ("reference", 2, 131_072)
 
 
 @pytest.mark.promise("KVC-43")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import importlib
+import io
 import json
 import math
 import zlib
@@ -76,7 +77,7 @@ class _Lines:
         if not begins.startswith(ZSTD):
             return open(path, "rb")
         try:
-            return importlib.import_module("zstandard").open(path, "rb")
+            return io.BufferedReader(_Frames(path, importlib.import_module("zstandard")), _Frames.PIECE)
         except ModuleNotFoundError:
             reported = "is packed with zstd; that needs Python's module zstandard, which isn't installed"
             raise MachineError(f"trace {path}", reported, "pip install zstandard, or zstd -d") from None
@@ -89,7 +90,8 @@ class _Lines:
         try:
             line = self._file.readline(LINE_BYTES_MAX + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise self.wrong(f"can't be unpacked: {error}") from None
+            whole = "gzip -t or zstd -t says what is there; fetch it again"
+            raise RequestError(f"trace {self.path} line {self.number}", f"can't be unpacked: {error}", whole) from None
         if not line:
             self._file.close()
             raise StopIteration
@@ -129,6 +131,45 @@ class _Lines:
         return found
 
 
+class _Frames(io.RawIOBase):
+    """What a zstd file holds: frames, one behind another. The module's own stream has no lines, ends with the first frame, and
+    doesn't tell a file that was cut off from a whole one."""
+
+    PIECE = 1 << 16
+
+    def __init__(self, path: str, zstandard: Any) -> None:
+        self._zstandard, self._file = zstandard, open(path, "rb")
+        self._frame: Any = None
+        self._packed, self._plain = b"", memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._plain:
+            # Little at a time: it may unpack to thirty thousand times as much.
+            packed = self._packed or self._file.read(4096)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("the file ends within a frame")
+                return 0
+            self._frame = self._frame or self._zstandard.ZstdDecompressor().decompressobj()
+            try:
+                self._plain = memoryview(self._frame.decompress(packed))
+            except self._zstandard.ZstdError as error:
+                raise OSError(str(error)) from None
+            self._packed = self._frame.unused_data
+            self._frame = None if self._frame.eof else self._frame
+        count = min(len(buffer), len(self._plain))
+        buffer[:count] = self._plain[:count]
+        self._plain = self._plain[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _mooncake(lines: _Lines, first: str) -> Iterator[Request]:
     line: str | None = first
     while line is not None:
@@ -141,7 +182,7 @@ def _mooncake_request(lines: _Lines, line: str) -> Request:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
-        half = "" if line.endswith("\n") else ", which ends within it"
+        half = "" if line.endswith("\n") else ": the trace ends within it"
         raise lines.wrong(f"is no JSON document{half}") from None
     if not isinstance(found, dict) or not {"timestamp", "input_length", "hash_ids"} <= found.keys():
         raise lines.wrong("is no object with timestamp, input_length and hash_ids")
