@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import processes
 import pytest
 from fake_machine import typed
 from forebay import _core
+from forebay.emulate.kvcache import verb
+from forebay.errors import RequestError
 from mpi_support import AS_ROOT, MPIRUN, needs_mpi
 
 # 64 bytes a token: entries of 8 KiB to 1.6 MB.
@@ -240,6 +243,25 @@ def test_two_processes_make_the_stream_of_one_with_two_ranks(capsys: Any, tmp_pa
     assert merged["stream_hash"] == whole["stream_hash"] and merged["ranks"] == 2
     ranks = sorted(p.parent.name for p in (tmp_path / "results").rglob("kvcache_results_*.json"))
     assert ranks == ["rank_0", "rank_1"]
+    one = [*processes.FOREBAY, "emulate", "kvcache", *spec, "--dir", str(tmp_path / "other")]
+    words = [str(MPIRUN), "-n", "1", *one, ":", "-n", "1", *one, "--seed", "7"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **AS_ROOT})
+    assert done.returncode == 2 and "--seed: rank 1 on " in done.stderr and not (tmp_path / "other").exists()
+
+
+@pytest.mark.promise("KVC-4")
+def test_ranks_whose_settings_differ_are_refused_before_they_write() -> None:
+    spec = verb.option_of(1) | {"dir": "a", "seed": 42, "first_rank": 0}
+    for other, said in (
+        ({"dir": "b", "first_rank": 1}, None),
+        ({"seed": 43}, "--seed: rank 1 on h1 has 43, and rank 0 on h0 42"),
+        ({"io_bytes": 65536}, "--io-size: rank 1"),
+        ({"model": "llama2-7b"}, "--model: rank 1"),
+    ):
+        world = types.SimpleNamespace(each=lambda mine, other=other: [("h0", mine), ("h1", mine | other)])
+        refused = contextlib.nullcontext() if said is None else pytest.raises(RequestError, match=said)
+        with refused:
+            verb.refuse_differing(spec, world)
 
 
 def test_the_engine_knows_the_options_and_refuses_others() -> None:

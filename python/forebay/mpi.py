@@ -265,6 +265,10 @@ class World:
         """Several ranks may be on one."""
         return len(set(self.comm.allgather(self.host)))
 
+    def each(self, mine: Any) -> list[tuple[str, Any]]:
+        """Every rank's, with its host."""
+        return list(self.comm.allgather((self.host, mine)))
+
     def anywhere(self, mine: bool) -> bool:
         """Returns whether it holds on any rank."""
         return any(self.comm.allgather(mine))

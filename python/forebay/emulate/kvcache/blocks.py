@@ -74,6 +74,8 @@ class Asked:
             raise RequestError("--dir", "no folder was given", "--dir DIR")
         self.folder = Path(options["folder"])
         if not self.folder.is_dir():
+            if ":" in options["folder"]:
+                raise RequestError(f"--dir {self.folder}", "is no folder: blocks go to memory from a file system", "--dir DIR")
             raise RequestError(f"--dir {self.folder}", "is no folder that is there", f"mkdir -p {self.folder}")
         self.model, self.path = options["model"], options["path"]
         self.layers, self.tokens, self.requests, self.ahead = (

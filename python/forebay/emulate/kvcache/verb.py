@@ -155,6 +155,22 @@ def share_of(spec: Spec, asked: str | None, process: int, processes: int) -> Spe
     return spec | {"ranks": ranks, "first_rank": process * here, "ranks_here": here, "hosts": processes}
 
 
+# What a rank may have of its own: where its entries are, and which of them it begins with.
+OWN = ("dir", "overwrite", "overwrite_devices", "first_rank", "trace", "power")
+
+
+def refuse_differing(spec: Spec, world: Any) -> None:
+    """RequestError on every rank where their settings differ: their stream and their record are of one request."""
+    fields = [field for field in flags.fields("kvcache") if field.key not in OWN]
+    (host, first), *others = world.each(spec)
+    for rank, (other, theirs) in enumerate(others, 1):
+        for field in fields:
+            ours, its = first.get(field.key), theirs.get(field.key)
+            if ours != its:
+                reported = f"rank {rank} on {other} has {its}, and rank 0 on {host} {ours}"
+                raise RequestError(f"--{field.flag}", reported, "the same command for all ranks; --dir may differ")
+
+
 class Files:
     """The reference's files of a run: each rank's, the summary over them, and the trace."""
 
@@ -257,6 +273,7 @@ def measure(
             record = go(spec)
         else:
             world.all_agree(lambda: engine_plan(spec))
+            refuse_differing(spec, world)
             timeout_s = float(spec.get("timeout_s") or 30.0) + 2.0 * spec["users"]
             record = world.conduct(spec, lambda spec: go(spec, barrier=world.meet), interrupt, timeout_s)
         return Outcome(record, interrupted=interrupt.requested)
