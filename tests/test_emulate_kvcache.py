@@ -190,6 +190,8 @@ def test_results_are_the_references_files_and_never_overwritten(capsys: Any, tmp
     assert (out / "option_1/trial_1/rank_0").is_dir()
     assert "trial_1" in refused(capsys, "--dir", cache, *SMALL, "--results", out, "--trial", "1")
     assert not cache.exists()
+    code, said, _ = typed(capsys, "emulate", "kvcache", "check", out)
+    assert code == 0, said
 
 
 @pytest.mark.long

@@ -122,6 +122,19 @@ def test_a_trees_own_check_holds(tmp_path: Path, check: Typed) -> None:  # noqa:
     assert (code, findings(document, fault=True)) == (0, []) and rank_of(document)["read_gib_s"]["stated"] == 2.0
 
 
+@pytest.mark.promise("KVC-24")
+def test_a_trees_own_check_knows_how_long_its_trials_were_to_run(tmp_path: Path, check: Typed) -> None:  # noqa: F811
+    for trial, seconds in enumerate((400.0, 500.0)):
+        tree.write_rank(tmp_path, 1, trial, 0, record(duration_s=seconds), REQUESTS, STAMP)
+        tree.write_summary(tmp_path, durations_s={f"option_1/trial_{trial}": seconds})
+    code, out, _ = check(tmp_path, "--json")
+    assert (code, findings(json.loads(out), fault=True)) == (0, []), "each trial's, kept from one summary to the next"
+    own = json.loads((tmp_path / "forebay.json").read_text())
+    (tmp_path / "forebay.json").write_text(json.dumps(own | {"durations_s": {"option_1/trial_0": "long", "option_1": {}}}))
+    code, out, _ = check(tmp_path, "--json")
+    assert (code, findings(json.loads(out), fault=True)) == (1, ["divisor", "divisor"])
+
+
 @pytest.mark.promise("KVC-26")
 def test_nothing_is_overwritten_but_a_summary_of_ours(tmp_path: Path) -> None:
     tree.write_rank(tmp_path, 1, 0, 0, record(), REQUESTS, STAMP)

@@ -118,10 +118,12 @@ class Check:
         return f"{run or '.'}/{shown}" if several else shown
 
     def duration(self, file: rank_files.RankFile) -> float:
-        """Seconds that were asked for: typed, or else by the launcher's description, or else the closed division's."""
+        """Seconds that were asked for: typed, or else by the launcher's description or Forebay's own file, or else the closed
+        division's."""
         launched = self.found.metadata.get(file.run)
         said = nested(launched, ("duration",), nested(launched, ("parameters", "duration")))
-        return self.asked or (float(said) if is_duration(said) else DURATION_S)
+        own = nested(self.found.own.get(file.run), ("durations_s", f"option_{file.option}/trial_{file.trial}"))
+        return self.asked or next((float(seconds) for seconds in (said, own) if is_duration(seconds)), DURATION_S)
 
     def subject(self, file: rank_files.RankFile, logs: Sequence[bounds.Log]) -> Subject | None:
         try:

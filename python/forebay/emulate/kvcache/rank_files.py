@@ -26,6 +26,8 @@ PREFIX = "kvcache_results_"
 RESULT = re.compile(r"kvcache_results_.*\.json(?:\.gz)?", re.DOTALL)
 SUMMARY = re.compile(r"(?:summary|kvcache_\w*summary\w*)\.json(?:\.gz)?")
 METADATA = re.compile(r".*_metadata\.json(?:\.gz)?", re.DOTALL)
+# Forebay's own, beside a summary.
+OWN = "forebay.json"
 LOG = re.compile(r"kvcache_.*\.log(?:\.gz)?", re.DOTALL)
 # A system's description, by the ends of its names.
 DESCRIBES = (".json", ".yaml", ".yml", ".txt", ".md")
@@ -82,6 +84,7 @@ class Found:
     damaged: list[Broken] = field(default_factory=list)
     summaries: dict[str, tuple[str, Any]] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
     logs: list[Path] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
@@ -103,7 +106,7 @@ def survey(tree: str | Path) -> Found:
         name = path.name
         if path == root or RESULT.fullmatch(name):
             _read_rank(path, place_of(path, root), found)
-        elif SUMMARY.fullmatch(name) or METADATA.fullmatch(name):
+        elif SUMMARY.fullmatch(name) or METADATA.fullmatch(name) or name == OWN:
             _read_other(path, root, found)
         elif LOG.fullmatch(name):
             found.logs.append(path)
@@ -184,6 +187,8 @@ def _read_other(path: Path, root: Path, found: Found) -> None:
         return
     if METADATA.fullmatch(path.name):
         found.metadata.setdefault(above, document)
+    elif path.name == OWN:
+        found.own.setdefault(above, document)
     elif "options" in document or any(path.parent.glob("option_*")):
         # Results of other workloads have a summary.json, too.
         found.summaries.setdefault(above, (place, document))

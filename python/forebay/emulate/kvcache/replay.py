@@ -15,7 +15,7 @@ from forebay.bench import progress
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate.kvcache import prefix, traces, verb
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
-from forebay.numbers import bytes_, significant
+from forebay.numbers import bytes_, count, significant
 from forebay.plan import catalogue
 from forebay.units import parse_bytes, parse_seconds
 from forebay.uri import parsed
@@ -383,15 +383,16 @@ def lines(found: dict[str, Any]) -> list[str]:
     trace, blocks, drive, folder = found["trace"], found["blocks"], found["drive"], found["folder"]
     tiers = " · ".join(f"{name} {bytes_(size)}" for name, size in found["tiers_bytes"].items())
     rates = " · ".join(f"{name} {100 * rate:.1f} %" for name, rate in blocks["hit_rate"].items() if rate is not None)
+    requests, asked = count(trace["requests"], "request"), count(blocks["asked"], "block")
     said = [
-        f"trace     {trace['path']} ({trace['kind']}): {trace['requests']:,} requests in {significant(trace['seconds'])} s",
+        f"trace     {trace['path']} ({trace['kind']}): {requests} in {significant(trace['seconds'])} s",
         f"drive     {drive['drives']} × {drive['name']}, in virtual time" if drive else f"folder    {folder['dir']}",
         f"model     {found['model']}, {found['token_bytes']:,} B a token; {found['prefill_tokens_per_s']:g} tokens/s prefill",
         f"tiers     {tiers}",
-        f"hits      {rates or 'none asked for'} of {blocks['asked']:,} blocks · {blocks['evicted']:,} evicted from storage",
+        f"hits      {rates or 'none asked for'} of {asked} · {blocks['evicted']:,} evicted from storage",
     ]
     if blocks["unknown"]:
-        said.append(f"unknown   {blocks['unknown']:,} reads of what the trace never wrote, or what was evicted")
+        said.append(f"unknown   {count(blocks['unknown'], 'read')} of what the trace never wrote, or what was evicted")
     for name, key in (("load", "load"), ("recompute", "recompute")):
         said.append(f"TTFT      {name}: {_spread(found['ttft_s'][key])}")
     said.append(f"loads     {_spread(found['load_s'])}")
@@ -405,7 +406,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     if drive is None:
         wins = {**wins, "idle_drive": wins["this_trace"]}
     idle, here = (
-        "never" if wins[key] is None else f"from {max(1, math.ceil(wins[key])):,} token(s)"
+        "never" if wins[key] is None else f"from {count(max(1, math.ceil(wins[key])), 'token')}"
         for key in ("idle_drive", "this_trace")
     )
     said.append(f"loading   wins {idle} on an idle drive, {here} in this trace" if drive else f"loading   wins {here}")

@@ -52,7 +52,8 @@ def workload(part: dict[str, Any]) -> str:
     ranks = f" on each of {part['ranks']} ranks" if part["ranks"] > 1 else ""
     tier = f", {bytes_(part['host_tier_bytes'])} of memory in front" if part["host_tier_bytes"] else ""
     return (
-        f"option {part['option']}: {part['model']} ({bytes_(part['bytes_per_token'])} a token), {part['users']} users{ranks}, "
+        f"option {part['option']}: {part['model']} ({bytes_(part['bytes_per_token'])} a token), "
+        f"{count(part['users'], 'user')}{ranks}, "
         f"{seconds(part['duration_s'])}, {part['admission']} entries written at once{tier}"
     )
 
@@ -87,7 +88,9 @@ def requests(part: dict[str, Any]) -> str:
 
 def entries(part: dict[str, Any]) -> str:
     found = part["entries"]
-    said = f"{found['count']:,} written, {bytes_(found['bytes_mean'])} in the mean, {bytes_(found['bytes_max'])} at most"
+    said = "none written"
+    if found["count"]:
+        said = f"{found['count']:,} written, {bytes_(found['bytes_mean'])} in the mean, {bytes_(found['bytes_max'])} at most"
     for key, word in (("demoted", "moved from memory"), ("evicted", "evicted"), ("lost", "lost"), ("given_up", "given up")):
         if found[key]:
             said += f" · {found[key]:,} {word}"
@@ -151,7 +154,7 @@ def plan(found: dict[str, Any]) -> str:
     room = f"{bytes_(found['capacity_bytes'])} of room a rank" if found["capacity_bytes"] is not None else "room without a limit"
     return "\n".join(
         [
-            f"would serve {spec['users']} users on {count(spec['ranks'], 'rank')} for {seconds(spec['duration_s'])} "
+            f"would serve {count(spec['users'], 'user')} on {count(spec['ranks'], 'rank')} for {seconds(spec['duration_s'])} "
             f"from {spec['dir']}{', in virtual time' if found['simulated'] else ''}",
             f"  {bytes_(found['bytes_per_token'])} a token, entries of up to {bytes_(found['entry_bytes_max'])}, {room}",
             f"  {found['served_at_once']} requests at once, {spec['admission']} entries written at once; "

@@ -22,7 +22,7 @@ from forebay.emulate.kvcache.formula import aggregate
 from forebay.errors import MachineError, RequestError
 
 LABEL = "MLPerf-style, unverified"
-SUMMARY, OWN = "summary.json", "forebay.json"
+SUMMARY, OWN = "summary.json", rank_files.OWN
 OWN_SCHEMA = "forebay.kvcache-tree/1"
 SUMMARY_VERSION = "1.0"
 STAMP = re.compile(r"[0-9]{8}_[0-9]{6}")
@@ -76,21 +76,25 @@ def write_rank(
     return target
 
 
-def write_summary(out_dir: str | Path, hosts: int = 1) -> Path:
+def write_summary(out_dir: str | Path, hosts: int = 1, durations_s: Mapping[str, float] | None = None) -> Path:
     """Writes OUT/summary.json from the rank files below OUT alone, and returns its path.
 
-    A summary.json that Forebay wrote is replaced; RequestError where it is another's, or was changed since.
+    `durations_s`: seconds that trials (`option_1/trial_0`) were asked for, kept in Forebay's own file beside those of before. A
+    summary.json that Forebay wrote is replaced; RequestError where it is another's, or was changed since.
     """
     out = Path(out_dir)
     found = rank_files.survey(out)
     text = json.dumps(summary(found, hosts), indent=2, allow_nan=False) + "\n"
     target, own = out / SUMMARY, out / OWN
-    digest, known = hashlib.sha256(text.encode()).hexdigest(), _known(own)
+    before = _before(own)
+    digest, known = hashlib.sha256(text.encode()).hexdigest(), [d for d in before["written"][SUMMARY] if isinstance(d, str)]
     if target.exists() and not _is_known(target, known):
         reported = "exists, and isn't as Forebay wrote it, so it isn't overwritten"
         raise RequestError(str(target), reported, f"mv {target} {target}.old, or another folder")
     # Before the summary, with the last one's digest: whenever this ends, what is there is known.
-    written = {"schema": OWN_SCHEMA, "label": LABEL, "written": {SUMMARY: list(dict.fromkeys([digest, *known]))[:2]}}
+    digests, lasted = list(dict.fromkeys([digest, *known]))[:2], before.get("durations_s")
+    lasted = {**(lasted if isinstance(lasted, dict) else {}), **(durations_s or {})}
+    written = {"schema": OWN_SCHEMA, "label": LABEL, "written": {SUMMARY: digests}, "durations_s": lasted}
     _place(own, json.dumps(written, indent=2) + "\n", lambda _: True)
     _place(target, text, lambda there: _is_known(there, known))
     return target
@@ -143,18 +147,17 @@ def _compressed(content: bytes, target: Path) -> bytes:
     return bytes(zstandard.ZstdCompressor().compress(content))
 
 
-def _known(own: Path) -> list[str]:
-    """Digests of the summary as Forebay wrote it last; none without a forebay.json. RequestError where that is another's."""
+def _before(own: Path) -> dict[str, Any]:
+    """What Forebay wrote of its files last, with no digests where there is nothing. RequestError where that is another's."""
     if not own.exists():
-        return []
+        return {"written": {SUMMARY: []}}
     try:
         found = rank_files.load(own)
-        written = found["written"][SUMMARY] if found["schema"] == OWN_SCHEMA else None
+        if found["schema"] == OWN_SCHEMA and isinstance(found["written"][SUMMARY], list):
+            return dict(found)
     except (rank_files.Damaged, KeyError, TypeError):
-        written = None
-    if not isinstance(written, list):
-        raise RequestError(str(own), "exists and isn't Forebay's list of its files, so it isn't overwritten", "another folder")
-    return [digest for digest in written if isinstance(digest, str)]
+        pass
+    raise RequestError(str(own), "exists and isn't Forebay's list of its files, so it isn't overwritten", "another folder")
 
 
 def _is_known(target: Path, known: Sequence[str]) -> bool:

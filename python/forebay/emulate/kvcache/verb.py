@@ -221,7 +221,8 @@ class Files:
 
         if self.results is None:
             return None
-        return str(tree.write_summary(self.results, hosts=self.spec.get("hosts") or 1))
+        lasted = {f"option_{self.spec['option']}/trial_{self.trial}": self.spec["duration_s"]}
+        return str(tree.write_summary(self.results, hosts=self.spec.get("hosts") or 1, durations_s=lasted))
 
     def same_filesystem(self) -> dict[str, str] | None:
         """A warning where results and cache lie on one file system, which the rules forbid."""
