@@ -88,7 +88,8 @@ def table(rows: list[Row]) -> list[str]:
         if own:
             at = {supply: [row for row in own if row["supply"] == supply] for supply in SUPPLIES}
             cells = [middle([row[key] for row in own], 1) for key in ("peak_samples_per_s", "need_mb_s")]
-            cells += [middle([row[key] for row in at[supply]], 3) if at[supply] else "–" for supply, (_, key) in SUPPLY_WORDS.items()]
+            keys = {supply: key for supply, (_, key) in SUPPLY_WORDS.items()}
+            cells += [middle([row[key] for row in at[supply]], 3) if at[supply] else "–" for supply, key in keys.items()]
             cells.append(middle([row["input_wait_pct"] for row in at[SATA]], 1) if at[SATA] else "–")
             lines.append(f"| {model} | {own[0]['batch']} | {' | '.join(cells)} |")
     return lines
