@@ -6,7 +6,7 @@ use forebay_nvme::command::{Cqe, FABRICS};
 use forebay_nvme::controller::connect::Connect;
 use forebay_nvme::controller::{Answer, Controller, Effect};
 use forebay_nvme::fabrics::{command_type, fctype};
-use forebay_nvme::host::{Action, Data, Failure, Options, Request, Session, Ticket};
+use forebay_nvme::host::{Action, Data, Failure, Options, Request, RequestId, Session};
 use forebay_nvme::status::Status;
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ struct Peer {
     controller: Option<Controller>,
     now_ms: u64,
     /// Asynchronous Event Requests that the controller keeps.
-    parked: BTreeMap<u16, Ticket>,
+    parked: BTreeMap<u16, RequestId>,
     asked: u32,
 }
 
@@ -88,7 +88,7 @@ impl Peer {
             2 => {
                 let cqe = Cqe::new(0, Status::from_bits(input.u16()), input.u32().into());
                 let n = usize::from(input.u8());
-                self.session.completed(Ticket(input.u8().into()), &cqe, input.bytes(n), self.now_ms);
+                self.session.completed(RequestId(input.u8().into()), &cqe, input.bytes(n), self.now_ms);
             }
             _ if input.u8() == 1 => self.session.shut_down(self.now_ms),
             _ => self.session.abort(input.u16() % 8, input.u16()),
@@ -119,7 +119,7 @@ impl Peer {
                 }
             }
         }
-        self.session.completed(request.ticket, &cqe, &data, self.now_ms);
+        self.session.completed(request.request_id, &cqe, &data, self.now_ms);
     }
 
     /// Returns an honest controller's answer; None: nothing yet.
@@ -133,12 +133,12 @@ impl Peer {
             self.controller = Some(controller);
             return Some((admitted.completion(0), Vec::new()));
         }
-        let tag = request.ticket.0;
+        let tag = request.request_id.0;
         match self.controller.as_mut()?.execute(tag, &sqe, out, self.now_ms) {
             Answer::Complete(cqe) | Answer::Close(cqe) => Some((cqe, Vec::new())),
             Answer::Data { data, cqe } => Some((cqe, data)),
             Answer::Parked => {
-                self.parked.insert(tag, request.ticket);
+                self.parked.insert(tag, request.request_id);
                 None
             }
             Answer::Authenticate => None,
@@ -150,8 +150,8 @@ impl Peer {
         let Some(controller) = &mut self.controller else { return };
         while let Some(effect) = controller.next_effect() {
             if let Effect::Complete { tag, cqe } = effect {
-                if let Some(ticket) = self.parked.remove(&tag) {
-                    self.session.completed(ticket, &cqe, &[], self.now_ms);
+                if let Some(request_id) = self.parked.remove(&tag) {
+                    self.session.completed(request_id, &cqe, &[], self.now_ms);
                 }
             }
         }

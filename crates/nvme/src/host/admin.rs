@@ -1,6 +1,6 @@
 //! Commands of the admin queue: those queued, those outstanding, and their deadlines.
 
-use super::{Data, Failure, FailureKind, Request, Ticket};
+use super::{Data, Failure, FailureKind, Request, RequestId};
 use crate::command::{Cqe, Sqe};
 use crate::status::{Code, Status};
 use std::collections::{BTreeMap, VecDeque};
@@ -39,7 +39,7 @@ impl Admin {
         }
         let deadline = (asked != Asked::Event).then_some(now_ms.saturating_add(self.timeout_ms));
         self.out.insert(self.last, (asked, deadline));
-        self.waiting.push_back(Request { ticket: Ticket(self.last), sqe, data });
+        self.waiting.push_back(Request { request_id: RequestId(self.last), sqe, data });
     }
 
     pub(super) fn take(&mut self) -> Option<Request> {
@@ -47,8 +47,8 @@ impl Admin {
     }
 
     /// None: no such command is out.
-    pub(super) fn finish(&mut self, ticket: Ticket) -> Option<Asked> {
-        self.out.remove(&ticket.0).map(|(asked, _)| asked)
+    pub(super) fn finish(&mut self, request_id: RequestId) -> Option<Asked> {
+        self.out.remove(&request_id.0).map(|(asked, _)| asked)
     }
 
     pub(super) fn is_out(&self, asked: Asked) -> bool {

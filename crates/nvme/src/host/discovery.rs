@@ -1,6 +1,6 @@
 //! Queries of a discovery service (base, section 3.1.2.3).
 
-use super::{Action, ControllerInfo, Failure, Options, Session, Ticket};
+use super::{Action, ControllerInfo, Failure, Options, RequestId, Session};
 use crate::command::Cqe;
 use crate::discovery::{Log, ReadError, Reader};
 use crate::log::GetLogPage;
@@ -71,8 +71,8 @@ impl Discovery {
         self.session.next(now_ms)
     }
 
-    pub fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64) {
-        self.session.completed(ticket, cqe, data, now_ms);
+    pub fn completed(&mut self, request_id: RequestId, cqe: &Cqe, data: &[u8], now_ms: u64) {
+        self.session.completed(request_id, cqe, data, now_ms);
     }
 
     pub fn authenticated(&mut self, now_ms: u64) {

@@ -57,12 +57,12 @@ pub struct Options {
 
 /// The driver's identifier for a command in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ticket(pub u16);
+pub struct RequestId(pub u16);
 
 /// A command to submit on the admin queue. The transport fills in the command identifier and the SGL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    pub ticket: Ticket,
+    pub request_id: RequestId,
     pub sqe: Sqe,
     pub data: Data,
 }
@@ -271,8 +271,8 @@ impl Session {
     }
 
     /// Processes the completion of a command, with the received data.
-    pub fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64) {
-        let Some(asked) = self.admin.finish(ticket) else { return };
+    pub fn completed(&mut self, request_id: RequestId, cqe: &Cqe, data: &[u8], now_ms: u64) {
+        let Some(asked) = self.admin.finish(request_id) else { return };
         let outcome = match asked {
             Asked::Step => self.advance(cqe, data, now_ms),
             Asked::Event => self.event_came(cqe, now_ms),
@@ -309,7 +309,7 @@ impl Session {
     /// `ControllerInfo::queue_entries`. Its ticket means nothing.
     pub fn connect_io(&self, qid: u16) -> Result<Request, Failure> {
         let (sqe, data) = self.connect(qid, self.info.queue_entries, self.info.cntlid)?;
-        Ok(Request { ticket: Ticket(qid), sqe, data })
+        Ok(Request { request_id: RequestId(qid), sqe, data })
     }
 
     /// Aborts command `cid` of I/O queue `sqid`, as soon as the controller accepts another Abort. The outcome is in

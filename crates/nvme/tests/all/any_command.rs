@@ -223,7 +223,7 @@ proptest! {
                         Data::In(bytes) => pattern.iter().copied().cycle().take(length.min(bytes as usize)).collect(),
                         _ => Vec::new(),
                     };
-                    session.completed(request.ticket, &Cqe::new(7, status, result), &data, now_ms);
+                    session.completed(request.request_id, &Cqe::new(7, status, result), &data, now_ms);
                 }
             }
         }
@@ -231,7 +231,7 @@ proptest! {
         session.shut_down(now_ms);
         for _ in 0..1000 {
             match session.next(now_ms) {
-                Ok(Action::Submit(request)) => session.completed(request.ticket, &Cqe::new(0, Status::SUCCESS, 0), &[], now_ms),
+                Ok(Action::Submit(request)) => session.completed(request.request_id, &Cqe::new(0, Status::SUCCESS, 0), &[], now_ms),
                 Ok(Action::Wait { .. }) if !session.is_shut_down() => now_ms += 20,
                 Err(_) | Ok(Action::Wait { .. }) => break,
                 Ok(_) => {}
@@ -295,7 +295,7 @@ proptest! {
         for _ in 0..4000 {
             while let Some(effect) = controller.next_effect() {
                 if let Effect::Complete { tag, cqe } = effect {
-                    session.completed(forebay_nvme::host::Ticket(tag), &cqe, &[], now_ms);
+                    session.completed(forebay_nvme::host::RequestId(tag), &cqe, &[], now_ms);
                 }
             }
             let request = match session.next(now_ms) {
@@ -316,9 +316,9 @@ proptest! {
                 Ok(Action::Submit(request)) => request,
             };
             let room = if let Data::In(bytes) = request.data { bytes } else { 0 };
-            let sqe = Sqe { sgl: Sgl::transport(room), cid: request.ticket.0.into(), ..request.sqe };
+            let sqe = Sqe { sgl: Sgl::transport(room), cid: request.request_id.0.into(), ..request.sqe };
             let answer = match connected {
-                true => controller.execute(request.ticket.0, &sqe, &[], now_ms),
+                true => controller.execute(request.request_id.0, &sqe, &[], now_ms),
                 false => Answer::Complete(Cqe::new(0, Status::SUCCESS, 1)),
             };
             connected = true;
@@ -329,7 +329,7 @@ proptest! {
             };
             tell(lies[turn % lies.len()].as_ref(), &mut cqe, &mut data);
             turn += 1;
-            session.completed(request.ticket, &cqe, &data, now_ms);
+            session.completed(request.request_id, &cqe, &data, now_ms);
         }
         prop_assert!(turn < 3000, "it comes to rest");
     }
@@ -349,7 +349,7 @@ fn an_answer_to_nothing_is_nothing() {
     };
     let mut session = Session::new(options, 0);
     let stray = Cqe::new(1, Status::fatal(Code::INTERNAL_ERROR), 0);
-    session.completed(forebay_nvme::host::Ticket(77), &stray, stray.as_bytes(), 0);
+    session.completed(forebay_nvme::host::RequestId(77), &stray, stray.as_bytes(), 0);
     let failure = session.next(0).unwrap_err();
     assert!(failure.to_string().contains("223 bytes"), "{failure}");
 }

@@ -9,7 +9,7 @@ use forebay_nvme::controller::subsystem::{HostSettings, Hosts, Kind, Limits, Nam
 use forebay_nvme::controller::{data_out, Answer, Controller, Effect};
 use forebay_nvme::fabrics::fctype;
 use forebay_nvme::host::discovery::Discovery;
-use forebay_nvme::host::{Action, Data, Event, Failure, FailureKind, Options, Request, Session, Ticket};
+use forebay_nvme::host::{Action, Data, Event, Failure, FailureKind, Options, Request, RequestId, Session};
 use forebay_nvme::log::AnaState;
 use forebay_nvme::status::{Code, Status};
 use std::collections::{BTreeMap, HashMap};
@@ -70,7 +70,7 @@ fn options() -> Options {
 /// Either kind of session.
 trait Driven {
     fn next(&mut self, now_ms: u64) -> Result<Action, Failure>;
-    fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64);
+    fn completed(&mut self, request_id: RequestId, cqe: &Cqe, data: &[u8], now_ms: u64);
 }
 
 macro_rules! driven {
@@ -78,8 +78,8 @@ macro_rules! driven {
         fn next(&mut self, now_ms: u64) -> Result<Action, Failure> {
             <$kind>::next(self, now_ms)
         }
-        fn completed(&mut self, ticket: Ticket, cqe: &Cqe, data: &[u8], now_ms: u64) {
-            <$kind>::completed(self, ticket, cqe, data, now_ms)
+        fn completed(&mut self, request_id: RequestId, cqe: &Cqe, data: &[u8], now_ms: u64) {
+            <$kind>::completed(self, request_id, cqe, data, now_ms)
         }
     })* };
 }
@@ -94,7 +94,7 @@ struct Target {
     controller: Option<Controller>,
     now_ms: u64,
     /// Commands that are not answered yet, by tag.
-    parked: HashMap<u16, Ticket>,
+    parked: HashMap<u16, RequestId>,
     /// Fault that the test injects: this answer in place of the controller's.
     fault: Option<Box<Fault>>,
     commands: usize,
@@ -120,7 +120,7 @@ impl Target {
 
     fn execute(&mut self, mut request: Request) -> Answer {
         self.commands += 1;
-        request.sqe.cid = (request.ticket.0 ^ 0x5000).into();
+        request.sqe.cid = (request.request_id.0 ^ 0x5000).into();
         let data = match &request.data {
             Data::Out(data) => &data[..],
             _ => &[],
@@ -136,7 +136,7 @@ impl Target {
             return if data.is_empty() { Answer::Complete(cqe) } else { Answer::Data { data, cqe } };
         }
         match &mut self.controller {
-            Some(controller) => controller.execute(request.ticket.0, &request.sqe, data, self.now_ms),
+            Some(controller) => controller.execute(request.request_id.0, &request.sqe, data, self.now_ms),
             None => {
                 let connect = Connect::parse(&request.sqe, data).expect("a Connect");
                 match Controller::connect(self.subsystem.clone(), &connect, 17, self.now_ms) {
@@ -157,11 +157,11 @@ impl Target {
             self.deliver(session);
             match session.next(self.now_ms)? {
                 Action::Submit(request) => {
-                    let ticket = request.ticket;
+                    let request_id = request.request_id;
                     match self.execute(request) {
-                        Answer::Complete(cqe) => session.completed(ticket, &cqe, &[], self.now_ms),
-                        Answer::Data { data, cqe } => session.completed(ticket, &cqe, &data, self.now_ms),
-                        Answer::Parked => assert!(self.parked.insert(ticket.0, ticket).is_none()),
+                        Answer::Complete(cqe) => session.completed(request_id, &cqe, &[], self.now_ms),
+                        Answer::Data { data, cqe } => session.completed(request_id, &cqe, &data, self.now_ms),
+                        Answer::Parked => assert!(self.parked.insert(request_id.0, request_id).is_none()),
                         other => panic!("{other:?}"),
                     }
                 }
@@ -179,9 +179,9 @@ impl Target {
         while let Some(effect) = controller.next_effect() {
             match effect {
                 Effect::Complete { tag, cqe } => {
-                    let ticket = self.parked.remove(&tag).expect("it was parked");
-                    assert_eq!(cqe.cid.get(), ticket.0 ^ 0x5000);
-                    session.completed(ticket, &cqe, &[], self.now_ms);
+                    let request_id = self.parked.remove(&tag).expect("it was parked");
+                    assert_eq!(cqe.cid.get(), request_id.0 ^ 0x5000);
+                    session.completed(request_id, &cqe, &[], self.now_ms);
                 }
                 other => self.effects.push(other),
             }
@@ -368,23 +368,23 @@ fn keep_alive_keeps_it_alive_and_silence_ends_it() {
 #[test]
 fn a_controller_that_reports_without_end_is_heard_out_slowly() {
     let (mut target, mut session) = up(subsystem([(1, namespace(8))]), options());
-    let (tag, ticket) = target.parked.drain().next().expect("a request waits");
-    assert_eq!(tag, ticket.0);
-    let warning = |ticket: Ticket, session: &mut Session, now_ms: u64| {
-        session.completed(ticket, &Cqe::new(0, Status::SUCCESS, 0x06_0001), &[], now_ms);
+    let (tag, request_id) = target.parked.drain().next().expect("a request waits");
+    assert_eq!(tag, request_id.0);
+    let warning = |request_id: RequestId, session: &mut Session, now_ms: u64| {
+        session.completed(request_id, &Cqe::new(0, Status::SUCCESS, 0x06_0001), &[], now_ms);
     };
-    warning(ticket, &mut session, target.now_ms);
+    warning(request_id, &mut session, target.now_ms);
     let (start, mut requests, mut turns) = (target.now_ms, 0, 0);
     while target.now_ms < start + 3000 {
         turns += 1;
         match session.next(target.now_ms).unwrap() {
             Action::Submit(request) if request.sqe.opcode == admin::ASYNC_EVENT_REQUEST => {
                 requests += 1;
-                warning(request.ticket, &mut session, target.now_ms);
+                warning(request.request_id, &mut session, target.now_ms);
             }
             Action::Submit(request) => {
                 session.completed(
-                    request.ticket,
+                    request.request_id,
                     &Cqe::new(0, Status::SUCCESS, 0),
                     &[0; 4096],
                     target.now_ms,
@@ -444,9 +444,9 @@ fn a_shutdown_waits_until_all_is_durable() {
     session.shut_down(target.now_ms);
     for _ in 0..3 {
         let Ok(Action::Submit(request)) = session.next(target.now_ms) else { break };
-        let ticket = request.ticket;
+        let request_id = request.request_id;
         let Answer::Complete(cqe) = target.execute(request) else { panic!("properties have no data") };
-        session.completed(ticket, &cqe, &[], target.now_ms);
+        session.completed(request_id, &cqe, &[], target.now_ms);
     }
     let effects: Vec<Effect> = std::iter::from_fn(|| target.controller().next_effect()).collect();
     assert!(effects.contains(&Effect::ShutDown), "{effects:?}");

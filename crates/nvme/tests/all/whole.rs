@@ -5,7 +5,7 @@ mod served;
 use super::link::{content, Host, Random};
 use forebay_nvme::controller::connect::Ids;
 use forebay_nvme::controller::subsystem::{HostSettings, Hosts, Kind, Limits, Namespace, Optimal, Subsystem};
-use forebay_nvme::host::{self as session, Action, Event, Session, Ticket};
+use forebay_nvme::host::{self as session, Action, Event, RequestId, Session};
 use forebay_nvme::nvm::{self, Op};
 use forebay_nvme::transport::tcp::host::{Data, Options};
 use served::{Role, Served, TargetShared};
@@ -88,7 +88,7 @@ struct Association {
     shared: TargetShared,
     session: Session,
     admin: Pipe,
-    tickets: HashMap<u16, Ticket>,
+    request_ids: HashMap<u16, RequestId>,
     random: Random,
     digests: bool,
 }
@@ -116,7 +116,7 @@ impl Association {
         let admin = Pipe::new(digests, session::ADMIN_ENTRIES - 1, 4096);
         let random = Random::new(seed);
         let mut association =
-            Association { shared, session, admin, tickets: HashMap::new(), random, digests };
+            Association { shared, session, admin, request_ids: HashMap::new(), random, digests };
         assert_eq!(association.until_event(), Event::Ready);
         association
     }
@@ -146,14 +146,14 @@ impl Association {
             session::Data::Out(bytes) => (Data::Out { len: bytes.len() as u32 }, bytes),
         };
         let command = self.admin.host.submit(request.sqe, data, memory).expect("room");
-        self.tickets.insert(command.0, request.ticket);
+        self.request_ids.insert(command.0, request.request_id);
     }
 
     fn reap(&mut self) {
         for done in self.admin.host.done.drain(..) {
-            let ticket = self.tickets.remove(&done.command.0).expect("submitted");
+            let request_id = self.request_ids.remove(&done.command.0).expect("submitted");
             let data = &done.data[..done.received as usize];
-            self.session.completed(ticket, &done.cqe, data, self.shared.now_ms);
+            self.session.completed(request_id, &done.cqe, data, self.shared.now_ms);
         }
     }
 

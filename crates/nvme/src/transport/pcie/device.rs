@@ -438,7 +438,7 @@ impl Device {
         !busy && self.queues.is_calm()
     }
 
-    /// To be asked for after `settle`, and while it is calm.
+    /// To be asked for after `answer_ended`, and while it is calm.
     pub fn state(&self) -> DeviceState {
         DeviceState {
             cc: self.registers.configuration.0,

@@ -10,7 +10,7 @@ mod queue;
 use super::memory::Unmapped;
 use super::shadow::Shadow;
 use crate::fabrics::Cap;
-use crate::host::{Event, Failure, FailureKind, Options, Session, Ticket};
+use crate::host::{Event, Failure, FailureKind, Options, RequestId, Session};
 pub use queue::{point, queue_bytes, HostQueue, Rung};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -76,7 +76,7 @@ struct Wanted {
 /// The controller is being disabled, before the admin queue is set up; this ticket waits for it.
 #[derive(Clone, Copy, Debug)]
 struct Starting {
-    ticket: Ticket,
+    request_id: RequestId,
     until_ms: u64,
 }
 
@@ -84,7 +84,7 @@ struct Starting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// With so many bytes of data to come.
-    Session(Ticket, u32),
+    Session(RequestId, u32),
     CreateCompletion(u16),
     CreateSubmission(u16),
     DeleteSubmission(u16),

@@ -7,7 +7,7 @@ use crate::Error;
 use forebay_io::{auth_random, host_secrets, DHCHAP_SECRET_VARIABLE};
 use forebay_nvme::auth::{Credentials, HostAuth, HostStep, Policy};
 use forebay_nvme::command::Cqe;
-use forebay_nvme::host::{Action, Care, Data, Event, Failure, FailureKind, Request, Session, Ticket};
+use forebay_nvme::host::{Action, Care, Data, Event, Failure, FailureKind, Request, RequestId, Session};
 use forebay_nvme::transport::tcp::{host as tcp, host::HostEnd, Fatal, Outgoing, PayloadPlace, Segment};
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -39,7 +39,7 @@ impl Care for Alone {
     fn next(&mut self, now_ms: u64) -> Result<Action, Failure> {
         Ok(Action::Wait { until_ms: now_ms + 1000 })
     }
-    fn completed(&mut self, _: Ticket, cqe: &Cqe, data: &[u8], _: u64) {
+    fn completed(&mut self, _: RequestId, cqe: &Cqe, data: &[u8], _: u64) {
         self.answer = Some((*cqe, data.to_vec()));
     }
     fn authenticated(&mut self, _: u64) {}
@@ -64,7 +64,7 @@ pub struct Link {
 }
 
 struct Flight {
-    ticket: Ticket,
+    request_id: RequestId,
     data: Vec<u8>,
 }
 
@@ -211,7 +211,7 @@ impl Link {
         let mut step = exchange.start();
         while let Some((sqe, data)) = step.command() {
             let sends = matches!(data, Data::Out(_));
-            let (cqe, came) = self.command(Request { ticket: Ticket(u16::MAX), sqe, data })?;
+            let (cqe, came) = self.command(Request { request_id: RequestId(u16::MAX), sqe, data })?;
             if !cqe.status().is_success() {
                 let found = format!("authentication failed with status {:#x}", cqe.status().code.0);
                 return Err(Error::request(asked, found, next));
@@ -254,7 +254,7 @@ impl Link {
                 "report this: it is a bug in Forebay",
             )
         })?;
-        self.flights[usize::from(handle.0)] = Some(Flight { ticket: request.ticket, data });
+        self.flights[usize::from(handle.0)] = Some(Flight { request_id: request.request_id, data });
         Ok(())
     }
 
@@ -360,7 +360,7 @@ impl Link {
                     let flight = self.flights[usize::from(command.0)].take().expect("a command in flight");
                     let came = flight.data.len().min(received as usize);
                     session.completed(
-                        flight.ticket,
+                        flight.request_id,
                         &cqe,
                         &flight.data[..came],
                         self.begun.elapsed().as_millis() as u64,

@@ -8,7 +8,7 @@ use crate::source::nvme::{Cause, Stranger};
 use forebay_io::{memlock_refusal, monotonic_now, ring_refusal, Reactor, RingCompletion, RingOptions};
 use forebay_model::Error;
 use forebay_nvme::auth::{Agreement, Credentials};
-use forebay_nvme::host::{self, Action, Care, Event, Failure, Ticket};
+use forebay_nvme::host::{self, Action, Care, Event, Failure, RequestId};
 use forebay_nvme::transport::tcp::host::{Data, Options};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl From<Broken> for Ended {
 }
 
 struct InFlight {
-    ticket: Ticket,
+    request_id: RequestId,
     data: Vec<u8>,
 }
 
@@ -226,7 +226,7 @@ impl<S: Care> Association<S> {
             let Report::Completed { command, cqe, received, .. } = report else { continue };
             if let Some(done) = self.in_flight[usize::from(command.0)].take() {
                 let data = &done.data[..done.data.len().min(received as usize)];
-                self.session.completed(done.ticket, &cqe, data, now);
+                self.session.completed(done.request_id, &cqe, data, now);
             }
         }
         Ok(driven?)
@@ -240,7 +240,7 @@ impl<S: Care> Association<S> {
         };
         let mem = memory_of(&mut data);
         let handle = self.connection.submit(request.sqe, kind, mem)?;
-        self.in_flight[usize::from(handle.0)] = Some(InFlight { ticket: request.ticket, data });
+        self.in_flight[usize::from(handle.0)] = Some(InFlight { request_id: request.request_id, data });
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use super::{gone, no_memory, place, queue, Bar, Host, HostQueue, Purpose, Starti
 use super::{point, DATA_BYTES, PAGE_BYTES};
 use crate::command::{admin, Cqe, Sqe, FABRICS};
 use crate::fabrics::{self, fctype, Cap, Cc, Csts, Property, PropertyGet, PropertySet};
-use crate::host::{expect_success, Action, Data, Event, Failure, Request, Ticket, ADMIN_ENTRIES};
+use crate::host::{expect_success, Action, Data, Event, Failure, Request, RequestId, ADMIN_ENTRIES};
 use crate::identify::{oacs, Controller};
 use crate::status::{Code, Status};
 use crate::transport::pcie::data;
@@ -114,17 +114,17 @@ impl Host {
         request: Request,
         now_ms: u64,
     ) -> Result<(), Failure> {
-        let Request { ticket, sqe, data } = request;
+        let Request { request_id, sqe, data } = request;
         if sqe.opcode == FABRICS {
-            return self.register(bar, ticket, &sqe, now_ms);
+            return self.register(bar, request_id, &sqe, now_ms);
         }
         let at = self.address + place::DATA;
         let (bytes, purpose) = match &data {
-            Data::None => (0, Purpose::Session(ticket, 0)),
-            Data::In(bytes) => (*bytes, Purpose::Session(ticket, *bytes)),
+            Data::None => (0, Purpose::Session(request_id, 0)),
+            Data::In(bytes) => (*bytes, Purpose::Session(request_id, *bytes)),
             Data::Out(bytes) => {
                 memory.write(at, bytes).map_err(no_memory)?;
-                (bytes.len() as u32, Purpose::Session(ticket, 0))
+                (bytes.len() as u32, Purpose::Session(request_id, 0))
             }
         };
         if u64::from(bytes) > DATA_BYTES {
@@ -157,13 +157,13 @@ impl Host {
     fn register<B: Bar + ?Sized>(
         &mut self,
         bar: &mut B,
-        ticket: Ticket,
+        request_id: RequestId,
         sqe: &Sqe,
         now_ms: u64,
     ) -> Result<(), Failure> {
         let lost = |found| gone("a register of the controller", found);
         let answered = match fabrics::command_type(sqe) {
-            fctype::CONNECT => return self.disable(bar, ticket, now_ms),
+            fctype::CONNECT => return self.disable(bar, request_id, now_ms),
             fctype::PROPERTY_GET => match PropertyGet::from_sqe(sqe).property() {
                 Some(property) => {
                     let bytes = property.bytes();
@@ -185,12 +185,17 @@ impl Host {
             },
             _ => Cqe::new(0, Status::fatal(Code::INVALID_OPCODE), 0),
         };
-        self.session.completed(ticket, &answered, &[], now_ms);
+        self.session.completed(request_id, &answered, &[], now_ms);
         Ok(())
     }
 
     /// Whatever the controller was doing: it stops, and its admin queue is set up anew (base, section 3.5.1).
-    fn disable<B: Bar + ?Sized>(&mut self, bar: &mut B, ticket: Ticket, now_ms: u64) -> Result<(), Failure> {
+    fn disable<B: Bar + ?Sized>(
+        &mut self,
+        bar: &mut B,
+        request_id: RequestId,
+        now_ms: u64,
+    ) -> Result<(), Failure> {
         let lost = |found| gone("a register of the controller", found);
         let configuration = Cc(bar.read(offset::CC, 4).map_err(lost)? as u32);
         if configuration.enable() {
@@ -200,12 +205,12 @@ impl Host {
         let capabilities = Cap(bar.read(offset::CAP, 8).map_err(lost)?);
         let patience = u64::from(capabilities.timeout_ms()).max(500);
         self.capabilities = capabilities;
-        self.starting = Some(Starting { ticket, until_ms: now_ms.saturating_add(patience) });
+        self.starting = Some(Starting { request_id, until_ms: now_ms.saturating_add(patience) });
         self.start(bar, now_ms)
     }
 
     fn start<B: Bar + ?Sized>(&mut self, bar: &mut B, now_ms: u64) -> Result<(), Failure> {
-        let Some(Starting { ticket, until_ms }) = self.starting else { return Ok(()) };
+        let Some(Starting { request_id, until_ms }) = self.starting else { return Ok(()) };
         let lost = |found| gone("a register of the controller", found);
         if Csts(bar.read(offset::CSTS, 4).map_err(lost)? as u32).ready() {
             return match now_ms >= until_ms {
@@ -223,7 +228,7 @@ impl Host {
         let stride = self.capabilities.doorbell_stride();
         self.admin = Some(HostQueue::new(0, submission, completion, ADMIN_ENTRIES, stride, None));
         self.starting = None;
-        self.session.completed(ticket, &Cqe::new(0, Status::SUCCESS, 0), &[], now_ms);
+        self.session.completed(request_id, &Cqe::new(0, Status::SUCCESS, 0), &[], now_ms);
         Ok(())
     }
 
@@ -264,10 +269,10 @@ impl Host {
         now_ms: u64,
     ) -> Result<(), Failure> {
         match purpose {
-            Purpose::Session(ticket, bytes) => {
+            Purpose::Session(request_id, bytes) => {
                 let mut data = vec![0; bytes as usize];
                 memory.read(self.address + place::DATA, &mut data).map_err(no_memory)?;
-                self.session.completed(ticket, cqe, &data, now_ms);
+                self.session.completed(request_id, cqe, &data, now_ms);
                 return Ok(());
             }
             // Without them doorbells are registers.
