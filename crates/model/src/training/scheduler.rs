@@ -40,7 +40,7 @@ pub struct Grant<W> {
     /// Epoch in which it was granted, as counted by `Scheduler::begun`.
     pub epoch: u32,
     pub rank: u32,
-    pub lane: u32,
+    pub slot: u32,
     pub stream: Stream,
     /// Samples of the stream that are whole.
     pub done: u32,
@@ -63,7 +63,7 @@ struct OpenStream<W> {
 
 struct Rank<W> {
     streams: RankStreams,
-    lanes: Vec<Option<OpenStream<W>>>,
+    slots: Vec<Option<OpenStream<W>>>,
     /// Batches taken, which is the step that it hasn't begun.
     taken: u32,
     /// Samples missing of the batches `taken`, `taken + 1`, …
@@ -80,7 +80,7 @@ pub struct Scheduler<W> {
     /// None: as long as the plan says.
     varying: Option<Lengths>,
     ranks: Vec<Rank<W>>,
-    /// (number of the sample that comes next, rank, lane) of streams that wait for a worker: ranks get on side by side,
+    /// (number of the sample that comes next, rank, slot) of streams that wait for a worker: ranks get on side by side,
     /// as they would with readers of their own.
     todo: BinaryHeap<Reverse<(u64, u32, u32)>>,
     spare: Vec<W>,
@@ -132,14 +132,14 @@ impl<W> Scheduler<W> {
     pub fn begin(&mut self, now: u64, streams: &mut dyn FnMut(u32) -> RankStreams) {
         let plan = self.plan;
         self.begun += 1;
-        self.spare.extend(self.ranks.drain(..).flat_map(|r| r.lanes).flatten().filter_map(|l| l.work));
+        self.spare.extend(self.ranks.drain(..).flat_map(|r| r.slots).flatten().filter_map(|l| l.work));
         self.todo.clear();
         (self.step, self.is_known, self.opened) = (0, true, false);
         self.lockstep = Lockstep::begin(plan.ranks, plan.compute_ns, now);
         for rank in 0..plan.ranks {
             self.ranks.push(Rank {
                 streams: streams(rank),
-                lanes: Vec::new(),
+                slots: Vec::new(),
                 taken: 0,
                 missing: (0..plan.prefetch).map(|_| plan.batch).collect(),
             });
@@ -150,20 +150,20 @@ impl<W> Scheduler<W> {
     /// The stream whose samples are needed first.
     pub fn take(&mut self) -> Option<Grant<W>> {
         let Reverse((_, rank, at)) = self.todo.pop()?;
-        let lane = self.ranks[rank as usize].lanes[at as usize].as_mut().expect("a queued lane is open");
-        (lane.queued, lane.held) = (false, true);
-        let is_new = !std::mem::replace(&mut lane.begun, true);
-        let work = lane.work.take().or_else(|| self.spare.pop());
+        let slot = self.ranks[rank as usize].slots[at as usize].as_mut().expect("a queued slot is open");
+        (slot.queued, slot.held) = (false, true);
+        let is_new = !std::mem::replace(&mut slot.begun, true);
+        let work = slot.work.take().or_else(|| self.spare.pop());
         // No further than its batch, though more may be read: another rank's batch may be needed sooner.
         let batch = u64::from(self.plan.batch);
-        let next = lane.stream.position + u64::from(lane.done) * u64::from(lane.stream.stride);
-        let upto = lane.upto.min(samples_before(&lane.stream, (next / batch + 1) * batch));
+        let next = slot.stream.position + u64::from(slot.done) * u64::from(slot.stream.stride);
+        let upto = slot.upto.min(samples_before(&slot.stream, (next / batch + 1) * batch));
         Some(Grant {
             epoch: self.begun,
             rank,
-            lane: at,
-            stream: lane.stream,
-            done: lane.done,
+            slot: at,
+            stream: slot.stream,
+            done: slot.done,
             upto,
             work,
             is_new,
@@ -187,17 +187,17 @@ impl<W> Scheduler<W> {
     }
 
     /// Reports that so many samples of a stream that a worker holds are whole.
-    pub fn report(&mut self, rank: u32, lane: u32, done: u32, now: u64) {
+    pub fn report(&mut self, rank: u32, slot: u32, done: u32, now: u64) {
         let batch = u64::from(self.plan.batch);
         let of = &mut self.ranks[rank as usize];
-        let Some(lane) = of.lanes[lane as usize].as_mut() else { return };
-        let Stream { position, stride, .. } = lane.stream;
+        let Some(slot) = of.slots[slot as usize].as_mut() else { return };
+        let Stream { position, stride, .. } = slot.stream;
         let first = u64::from(of.taken);
-        let mut from = lane.done;
-        lane.done = done.clamp(from, lane.upto);
-        while from < lane.done {
+        let mut from = slot.done;
+        slot.done = done.clamp(from, slot.upto);
+        while from < slot.done {
             let number = (position + u64::from(from) * u64::from(stride)) / batch;
-            let to = lane.done.min(samples_before(&lane.stream, (number + 1) * batch));
+            let to = slot.done.min(samples_before(&slot.stream, (number + 1) * batch));
             of.missing[(number - first) as usize] -= to - from;
             from = to;
         }
@@ -209,17 +209,17 @@ impl<W> Scheduler<W> {
     }
 
     /// A worker has finished a grant, and reported all of it.
-    pub fn give_back(&mut self, rank: u32, lane: u32, work: W) {
+    pub fn give_back(&mut self, rank: u32, slot: u32, work: W) {
         let of = &mut self.ranks[rank as usize];
-        let held = of.lanes[lane as usize].as_mut().expect("a held lane is open");
+        let held = of.slots[slot as usize].as_mut().expect("a held slot is open");
         held.held = false;
         if held.done == held.stream.samples {
-            of.lanes[lane as usize] = None;
+            of.slots[slot as usize] = None;
             self.spare.push(work);
             self.refill(rank);
         } else {
             held.work = Some(work);
-            self.queue(rank, lane);
+            self.queue(rank, slot);
         }
     }
 
@@ -333,35 +333,35 @@ impl<W> Scheduler<W> {
         let of = &mut self.ranks[rank as usize];
         let batches = of.taken.saturating_add(plan.prefetch).min(plan.steps);
         let limit = u64::from(batches) * u64::from(plan.batch);
-        for lane in of.lanes.iter_mut().flatten() {
-            lane.upto = samples_before(&lane.stream, limit);
+        for slot in of.slots.iter_mut().flatten() {
+            slot.upto = samples_before(&slot.stream, limit);
         }
-        let mut open = of.lanes.iter().flatten().count();
+        let mut open = of.slots.iter().flatten().count();
         // One that may not be read yet is harmless, and those of a group needn't come in the order of their samples.
         while open < plan.read_threads as usize {
             let Some(stream) = of.streams.next() else { break };
             let upto = samples_before(&stream, limit);
-            let lane =
+            let slot =
                 OpenStream { stream, done: 0, upto, held: false, queued: false, begun: false, work: None };
-            match of.lanes.iter().position(Option::is_none) {
-                Some(at) => of.lanes[at] = Some(lane),
-                None => of.lanes.push(Some(lane)),
+            match of.slots.iter().position(Option::is_none) {
+                Some(at) => of.slots[at] = Some(slot),
+                None => of.slots.push(Some(slot)),
             }
             open += 1;
         }
-        for lane in 0..of.lanes.len() as u32 {
-            self.queue(rank, lane);
+        for slot in 0..of.slots.len() as u32 {
+            self.queue(rank, slot);
         }
     }
 
     /// Queues the rank for a worker, if it has something that may be read.
     fn queue(&mut self, rank: u32, at: u32) {
-        let Some(lane) = self.ranks[rank as usize].lanes[at as usize].as_mut() else { return };
-        if lane.held || lane.queued || lane.done >= lane.upto {
+        let Some(slot) = self.ranks[rank as usize].slots[at as usize].as_mut() else { return };
+        if slot.held || slot.queued || slot.done >= slot.upto {
             return;
         }
-        lane.queued = true;
-        let next = lane.stream.position + u64::from(lane.done) * u64::from(lane.stream.stride);
+        slot.queued = true;
+        let next = slot.stream.position + u64::from(slot.done) * u64::from(slot.stream.stride);
         self.todo.push(Reverse((next, rank, at)));
     }
 }

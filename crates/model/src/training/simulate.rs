@@ -324,10 +324,10 @@ impl<'a> World<'a> {
             self.samples += count;
             reading.grant.done = done;
             reading.since = reading.ios.front().map_or(begun, |io| io.1);
-            self.scheduler.report(reading.grant.rank, reading.grant.lane, done, self.now);
+            self.scheduler.report(reading.grant.rank, reading.grant.slot, done, self.now);
         }
         if reading.whole == reading.end {
-            self.scheduler.give_back(reading.grant.rank, reading.grant.lane, ());
+            self.scheduler.give_back(reading.grant.rank, reading.grant.slot, ());
             self.free.push(at);
         } else {
             self.readings[at] = Some(reading);

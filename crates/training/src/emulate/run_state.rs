@@ -108,7 +108,7 @@ pub(crate) struct LockedState {
     /// Workers that wait and could begin something.
     idle: Vec<usize>,
     /// The one of them that looks at the steps.
-    keeper: Option<usize>,
+    step_watcher: Option<usize>,
     pub failure: Option<Error>,
     pub skipped: Skipped,
     pub waited: Waited,
@@ -141,7 +141,7 @@ impl RunState {
         let state = LockedState {
             scheduler,
             idle: Vec::new(),
-            keeper: None,
+            step_watcher: None,
             failure: None,
             skipped: Skipped::default(),
             waited: Waited::default(),
@@ -278,18 +278,18 @@ impl RunState {
         if could_begin {
             state.idle.push(worker);
         }
-        if state.keeper.is_none() {
-            state.keeper = Some(worker);
+        if state.step_watcher.is_none() {
+            state.step_watcher = Some(worker);
         }
-        Some(state.keeper == Some(worker))
+        Some(state.step_watcher == Some(worker))
     }
 
     /// It waits no more.
     pub(crate) fn rise(&self, worker: usize) {
         let mut state = self.lock();
         state.idle.retain(|idle| *idle != worker);
-        if state.keeper == Some(worker) {
-            state.keeper = None;
+        if state.step_watcher == Some(worker) {
+            state.step_watcher = None;
         }
     }
 

@@ -439,7 +439,7 @@ impl Worker {
         add(&self.accounts.counters().payload_bytes, active.reading.take_payload());
         // The epoch may have ended with its last sample, and the next one begun.
         self.run_state().change(|s| match s.begun() == active.epoch {
-            true => s.give_back(active.rank, active.lane, active.reading),
+            true => s.give_back(active.rank, active.stream_slot, active.reading),
             false => s.drop_off(active.reading),
         });
     }
@@ -447,7 +447,7 @@ impl Worker {
     fn tell(&self, active: &ActiveStream, samples: u32, now: u64) {
         self.run_state().change(|s| {
             if s.begun() == active.epoch {
-                s.report(active.rank, active.lane, samples, now);
+                s.report(active.rank, active.stream_slot, samples, now);
             }
         });
     }

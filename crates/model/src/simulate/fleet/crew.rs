@@ -11,16 +11,16 @@ use crate::{Error, Latency};
 use std::collections::VecDeque;
 
 /// Batches of a host that may wait for their last requests side by side, as those of several readers do.
-const LANES_MAX: u32 = 8;
+const READERS_MAX: u32 = 8;
 /// Behind so many usual steps without an end a job stands still.
 const STALL_STEPS: f64 = 10.0;
 /// Lengths of steps are put into the histogram by the thousand.
 const LENGTHS: u32 = 1024;
 
-/// Batches of one step that a host is to read: the scheduler's lane, and samples done when it is through.
+/// Batches of one step that a host is to read: the scheduler's slot, and samples done when it is through.
 #[derive(Clone, Copy, Debug)]
 pub struct Errand {
-    pub lane: u32,
+    pub stream_slot: u32,
     pub upto: u32,
     pub bytes: f64,
 }
@@ -148,7 +148,7 @@ impl Class {
             ranks: hosts as u32,
             batch: 1,
             prefetch: spec.batches_ahead().max(1),
-            read_threads: if requests.is_some() { spec.batches_ahead().clamp(1, LANES_MAX) } else { 1 },
+            read_threads: if requests.is_some() { spec.batches_ahead().clamp(1, READERS_MAX) } else { 1 },
             steps: trace.steps(),
             compute_ns: training.workload.compute_ns(),
             awaits_others: true,
@@ -193,15 +193,15 @@ impl Class {
         if let Some(sizes) = self.sizes.as_mut() {
             sizes.begin(ranks, self.accelerators);
         }
-        let lanes = read_threads.min(steps);
+        let readers = read_threads.min(steps);
         let streams = move |_| -> RankStreams {
-            Box::new((0..lanes).map(move |lane| Stream {
+            Box::new((0..readers).map(move |reader| Stream {
                 file: 0,
                 first: 0,
                 every: 1,
-                samples: (steps - lane).div_ceil(lanes),
-                position: u64::from(lane),
-                stride: lanes,
+                samples: (steps - reader).div_ceil(readers),
+                position: u64::from(reader),
+                stride: readers,
             }))
         };
         self.scheduler.begin(now, &mut { streams });
@@ -218,7 +218,7 @@ impl Class {
             Some(sizes) => sizes.bytes(grant.rank, step),
             None => self.batch_bytes,
         };
-        Some((grant.rank, Errand { lane: grant.lane, upto: grant.upto, bytes }))
+        Some((grant.rank, Errand { stream_slot: grant.slot, upto: grant.upto, bytes }))
     }
 
     /// Returns the time after its bytes at which a batch's last request comes, where the mean of a request is
@@ -237,9 +237,9 @@ impl Class {
 
     /// A batch is whole.
     #[inline]
-    pub fn whole(&mut self, host: u32, lane: u32, upto: u32, now: u64) {
-        self.scheduler.report(host, lane, upto, now);
-        self.scheduler.give_back(host, lane, ());
+    pub fn whole(&mut self, host: u32, stream_slot: u32, upto: u32, now: u64) {
+        self.scheduler.report(host, stream_slot, upto, now);
+        self.scheduler.give_back(host, stream_slot, ());
     }
 
     /// When the barrier of this step falls and the harness is through, told once per step.

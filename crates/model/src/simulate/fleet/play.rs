@@ -33,7 +33,7 @@ enum Event {
         job: u32,
         generation: u32,
         host: u32,
-        lane: u32,
+        stream_slot: u32,
         upto: u32,
     },
     Barrier {
@@ -163,9 +163,9 @@ impl<'a> World<'a> {
     fn happen(&mut self, event: Event) {
         match event {
             Event::Read { pool, stamp } => self.read(pool, stamp),
-            Event::Whole { job, generation, host, lane, upto } => {
+            Event::Whole { job, generation, host, stream_slot, upto } => {
                 if self.is_valid(job, generation) {
-                    self.whole(job, host, lane, upto);
+                    self.whole(job, host, stream_slot, upto);
                     self.hand_out(job);
                 }
             }
@@ -242,20 +242,20 @@ impl<'a> World<'a> {
             self.pools[pool as usize].begin(job, host, Some(next.bytes));
         }
         match class.tail_ns(self.pools[pool as usize].rate(job)) {
-            0 => self.whole(job, host, errand.lane, errand.upto),
+            0 => self.whole(job, host, errand.stream_slot, errand.upto),
             tail => {
-                let Errand { lane, upto, .. } = errand;
+                let Errand { stream_slot, upto, .. } = errand;
                 let generation = crew.generation;
-                self.expect(self.now + tail, Event::Whole { job, generation, host, lane, upto });
+                self.expect(self.now + tail, Event::Whole { job, generation, host, stream_slot, upto });
             }
         }
     }
 
     #[inline]
-    fn whole(&mut self, job: u32, host: u32, lane: u32, upto: u32) {
+    fn whole(&mut self, job: u32, host: u32, stream_slot: u32, upto: u32) {
         let now = self.now;
         if let Some(class) = self.crews[job as usize].class.as_mut() {
-            class.whole(host, lane, upto, now);
+            class.whole(host, stream_slot, upto, now);
         }
     }
 
@@ -331,7 +331,7 @@ impl<'a> World<'a> {
         for host in 0..hosts {
             let of = &mut self.crews[job as usize].hosts[host as usize];
             let pool = of.pool;
-            if of.take(Errand { lane: 0, upto: 0, bytes }) {
+            if of.take(Errand { stream_slot: 0, upto: 0, bytes }) {
                 self.touch(pool).begin(slot, host, Some(bytes));
             }
         }

@@ -34,13 +34,13 @@ impl World {
             assert!(batch < u64::from(self.plan.steps));
             *self.delivered.entry((grant.rank, number)).or_default() += 1;
             self.now += sample_ns;
-            self.scheduler.report(grant.rank, grant.lane, done + 1, self.now);
+            self.scheduler.report(grant.rank, grant.slot, done + 1, self.now);
         }
-        self.scheduler.give_back(grant.rank, grant.lane, work);
+        self.scheduler.give_back(grant.rank, grant.slot, work);
     }
 
     fn held(&self, rank: u32) -> usize {
-        self.scheduler.ranks[rank as usize].lanes.iter().flatten().count()
+        self.scheduler.ranks[rank as usize].slots.iter().flatten().count()
     }
 
     /// One worker that reads whatever is to be read, until the epoch is over.
@@ -174,7 +174,7 @@ fn a_report_that_is_older_than_the_opening_of_its_step_begins_it() {
     let late = world.scheduler.take().expect("one more batch may be read");
     world.scheduler.advance(begins + 5);
     assert_eq!(world.scheduler.due(), None, "it is open, and waits for its batch");
-    world.scheduler.report(late.rank, late.lane, late.upto, begins - 1);
+    world.scheduler.report(late.rank, late.slot, late.upto, begins - 1);
     assert_eq!(world.scheduler.ranks[0].taken, 2);
 }
 
@@ -274,7 +274,7 @@ fn a_stream_of_an_earlier_epoch_is_nobodys_in_the_next() {
     while !world.scheduler.is_over() {
         match world.scheduler.take() {
             Some(grant) if grant.stream.position == 2 => {
-                world.scheduler.report(grant.rank, grant.lane, grant.upto, world.now);
+                world.scheduler.report(grant.rank, grant.slot, grant.upto, world.now);
                 last = Some(grant.epoch);
             }
             Some(grant) => world.read(grant, 10),

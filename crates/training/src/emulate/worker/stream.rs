@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 pub(super) struct ActiveStream {
     pub(super) epoch: u32,
     pub(super) rank: u32,
-    pub(super) lane: u32,
+    pub(super) stream_slot: u32,
     pub(super) file: u32,
     pub(super) upto: u32,
     /// The number of a queue of its own, which goes directly into a GPU.
@@ -35,13 +35,13 @@ pub(super) struct ActiveStream {
 impl ActiveStream {
     /// What the scheduler granted, whose file is open or given up.
     pub(super) fn new(grant: &Grant<Reading>, reading: Reading, shared: &Shared, now: u64) -> ActiveStream {
-        let Grant { epoch, rank, lane, stream, done, upto, .. } = *grant;
+        let Grant { epoch, rank, slot: stream_slot, stream, done, upto, .. } = *grant;
         let batch_samples = u64::from(shared.plan.batch);
         let number = stream.position + u64::from(done) * u64::from(stream.stride);
         ActiveStream {
             epoch,
             rank,
-            lane,
+            stream_slot,
             file: stream.file,
             upto,
             direct_queue: None,
