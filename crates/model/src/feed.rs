@@ -118,7 +118,7 @@ fn scramble(half: u32, key: u32) -> u32 {
 
 /// The order of one epoch.
 #[derive(Clone, Copy, Debug)]
-pub struct Order {
+pub struct EpochOrder {
     samples: u64,
     key: u64,
     by: By,
@@ -133,7 +133,7 @@ enum By {
     Block { rows_each: u64, whole: u64, blocks: Permutation, rotation: u64, tail: Option<Permutation> },
 }
 
-impl Order {
+impl EpochOrder {
     /// The order of `samples` of `sample_bytes` each, of data with this `identity`.
     pub fn new(
         samples: u64,
@@ -142,7 +142,7 @@ impl Order {
         seed: u64,
         epoch: u64,
         identity: u64,
-    ) -> Order {
+    ) -> EpochOrder {
         let key = derive(seed, epoch);
         let of = |n, stream| (n > 0).then(|| Permutation::new(n, derive(key, stream)));
         let rows_each = (BLOCK_BYTES / sample_bytes.max(1)).max(1);
@@ -158,7 +158,7 @@ impl Order {
                 tail: of(samples % rows_each, OF_TAIL),
             },
         };
-        Order { samples, key, by, hash_key: derive(key, OF_HASH), identity }
+        EpochOrder { samples, key, by, hash_key: derive(key, OF_HASH), identity }
     }
 
     pub fn samples(&self) -> u64 {
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn all(order: &Order) -> Vec<u64> {
+    fn all(order: &EpochOrder) -> Vec<u64> {
         let mut samples = vec![0; order.samples() as usize];
         order.fill(0, &mut samples);
         samples
@@ -326,7 +326,7 @@ mod tests {
             samples in 1u64..5000, bytes in prop::sample::select(vec![1u64, 912, 30_000, 1_000_000, 9_000_000]),
             kind in 0usize..3, seed: u64, epoch in 0u64..3, cut in 0.0..1.0f64,
         ) {
-            let order = Order::new(samples, bytes, Shuffle::NAMES[kind].1, seed, epoch, 7);
+            let order = EpochOrder::new(samples, bytes, Shuffle::NAMES[kind].1, seed, epoch, 7);
             let whole = all(&order);
             let at = (samples as f64 * cut) as usize;
             let (mut head, mut tail) = (vec![0; at], vec![0; whole.len() - at]);
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn blocks_come_in_random_order_and_their_samples_stay_together() {
         let (samples, bytes) = (100_000u64, 60_000u64);
-        let order = Order::new(samples, bytes, Shuffle::Blocks, 1, 0, 0);
+        let order = EpochOrder::new(samples, bytes, Shuffle::Blocks, 1, 0, 0);
         let window = all(&order)[..1600].iter().map(|s| s / 100).collect::<std::collections::BTreeSet<_>>();
         // 16 blocks, none of which need begin at a multiple of its length.
         assert!((16..=32).contains(&window.len()), "{}", window.len());
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn the_hash_tells_seeds_epochs_data_and_orders_apart() {
         let hash = |shuffle, seed, epoch, identity| {
-            let order = Order::new(1000, 10, shuffle, seed, epoch, identity);
+            let order = EpochOrder::new(1000, 10, shuffle, seed, epoch, identity);
             order.hash(0, &all(&order))
         };
         let hashes = [
@@ -423,14 +423,14 @@ mod tests {
         let different: std::collections::BTreeSet<_> = hashes.iter().collect();
         assert_eq!(different.len(), hashes.len());
         // Two samples that changed places are another stream.
-        let order = Order::new(4, 10, Shuffle::None, 0, 0, 0);
+        let order = EpochOrder::new(4, 10, Shuffle::None, 0, 0, 0);
         assert_ne!(order.hash(0, &[0, 1, 2, 3]), order.hash(0, &[1, 0, 2, 3]));
     }
 
     /// These words are in people's states and records: they may never change.
     #[test]
     fn an_order_is_the_same_in_every_version() {
-        let order = Order::new(1_000_000, 912, Shuffle::Rows, 42, 3, 0x1234);
+        let order = EpochOrder::new(1_000_000, 912, Shuffle::Rows, 42, 3, 0x1234);
         let mut samples = [0; 5];
         order.fill(10, &mut samples);
         assert_eq!(samples, [498_341, 821_310, 862_683, 790_064, 833_057]);

@@ -87,7 +87,7 @@ pub struct Pattern {
     spans: Vec<Span>,
     data_bytes: u64,
     align: u64,
-    order: Order,
+    order: AccessOrder,
     sizes: Sizes,
     /// An I/O reads if 32 random bits are below this.
     read_below: u64,
@@ -98,7 +98,7 @@ pub struct Pattern {
 }
 
 #[derive(Clone, Debug)]
-enum Order {
+enum AccessOrder {
     Sequential(Line),
     /// Lines of writes and of reads.
     Apart([Line; 2]),
@@ -248,46 +248,46 @@ impl Pattern {
     pub fn next(&mut self) -> Next {
         let (len, is_read) = self.size_and_direction();
         let at = match &mut self.order {
-            Order::Sequential(line) => {
+            AccessOrder::Sequential(line) => {
                 let (target, offset, len, is_last) = line.next(&self.spans, len);
                 let pass = self.pass;
                 self.pass = pass.saturating_add(u32::from(is_last));
                 return Next { target, offset, len: len as u32, is_read, pass };
             }
-            Order::Apart(lines) => {
+            AccessOrder::Apart(lines) => {
                 let (target, offset, len, _) = lines[usize::from(is_read)].next(&self.spans, len);
                 let pass = self.pass;
                 self.count(len);
                 return Next { target, offset, len: len as u32, is_read, pass };
             }
-            Order::Skipping(walk) => {
+            AccessOrder::Skipping(walk) => {
                 let (index, inside, len) = walk.next(&self.spans, len);
                 let io = self.io((index, inside), len, is_read, self.pass);
                 self.count(len);
                 return io;
             }
-            Order::Covered(_) => return self.next_covered(len, is_read),
-            Order::Zoned { places, zones } => {
+            AccessOrder::Covered(_) => return self.next_covered(len, is_read),
+            AccessOrder::Zoned { places, zones } => {
                 let at = places.at(in_zone(zones, &mut self.random));
                 self.fit_back(at, len)
             }
-            Order::Listed { places, list } => {
+            AccessOrder::Listed { places, list } => {
                 let at = places.at(list.next(places.total()));
                 self.fit_back(at, len)
             }
-            Order::InParts(parts) => {
+            AccessOrder::InParts(parts) => {
                 let at = parts.draw(&mut self.random);
                 self.fit_back(at, len)
             }
-            Order::Uniform(drawn) => {
+            AccessOrder::Uniform(drawn) => {
                 let (at, align) = drawn.positions_of(is_read).draw(&mut self.random);
                 self.fit_anew(at, len, align)
             }
-            Order::Zipf { places, zipf, scatter } => {
+            AccessOrder::Zipf { places, zipf, scatter } => {
                 let at = places.at(scatter.at(zipf.draw(&mut self.random)));
                 self.fit_back(at, len)
             }
-            Order::Permuted { places, index, permutation, .. } => {
+            AccessOrder::Permuted { places, index, permutation, .. } => {
                 let (at, pass) = (places.at(permutation.at(*index)), self.pass);
                 *index += 1;
                 if *index == places.total() {
@@ -304,7 +304,7 @@ impl Pattern {
     #[inline]
     fn next_covered(&mut self, len: u64, is_read: bool) -> Next {
         let pass = self.pass;
-        let Order::Covered(covered) = &mut self.order else { unreachable!("as its caller found") };
+        let AccessOrder::Covered(covered) = &mut self.order else { unreachable!("as its caller found") };
         let again = || self.sizes.draw_for(is_read, &mut self.random);
         let (index, inside, len, is_last) = covered.next(&self.spans, len, again);
         if is_last {
@@ -367,7 +367,7 @@ impl Pattern {
     #[cold]
     fn next_permutation(&mut self) {
         self.pass = self.pass.saturating_add(1);
-        if let Order::Permuted { places, index, permutation, seed } = &mut self.order {
+        if let AccessOrder::Permuted { places, index, permutation, seed } = &mut self.order {
             *index = 0;
             *permutation = Permutation::new(places.total(), derive(*seed, u64::from(self.pass)));
         }
@@ -486,13 +486,13 @@ impl PatternSpec {
         self.spans.iter().map(|s| s.bytes.div_ceil(self.stride())).fold(0, u64::saturating_add)
     }
 
-    fn order(&self, spans: &[Span]) -> Result<Order, Error> {
+    fn order(&self, spans: &[Span]) -> Result<AccessOrder, Error> {
         if !self.random {
             return Ok(match self.skip {
-                0 if self.read_pct % 100 != 0 => Order::Apart([Line::new(spans), Line::new(spans)]),
-                0 if self.shuffled => Order::Sequential(Line::shuffled(spans, self.seed)),
-                0 => Order::Sequential(Line::new(spans)),
-                skip => Order::Skipping(Walk::new(skip, self.skip_every)),
+                0 if self.read_pct % 100 != 0 => AccessOrder::Apart([Line::new(spans), Line::new(spans)]),
+                0 if self.shuffled => AccessOrder::Sequential(Line::shuffled(spans, self.seed)),
+                0 => AccessOrder::Sequential(Line::new(spans)),
+                skip => AccessOrder::Skipping(Walk::new(skip, self.skip_every)),
             });
         }
         if self.no_repeat {
@@ -500,31 +500,31 @@ impl PatternSpec {
             let stride = self.stride();
             let places = Places::new(spans, stride, |s| s.bytes.div_ceil(stride));
             if self.has_sizes() {
-                return Ok(Order::Covered(Covered::new(places, stride, self.seed)));
+                return Ok(AccessOrder::Covered(Covered::new(places, stride, self.seed)));
             }
             let permutation = Permutation::new(places.total(), derive(self.seed, 0));
-            return Ok(Order::Permuted { places, index: 0, permutation, seed: self.seed });
+            return Ok(AccessOrder::Permuted { places, index: 0, permutation, seed: self.seed });
         }
         // Every position at which the least I/O fits; one where even that doesn't.
         let places_of =
             |align: u64, least: u64| Places::new(spans, align, |s| s.bytes.saturating_sub(least) / align + 1);
         let places = places_of(self.align, self.io_bytes);
         if self.segments > 0 {
-            return Ok(Order::InParts(Parts::new(places, self.segments.into())));
+            return Ok(AccessOrder::InParts(Parts::new(places, self.segments.into())));
         }
         Ok(match &self.distribution {
-            Distribution::Uniform => Order::Uniform(match self.leasts() {
+            Distribution::Uniform => AccessOrder::Uniform(match self.leasts() {
                 Some(both) => {
                     Uniform::Apart(Box::new(both.map(|least| Positions::new(places_of(least, least), least))))
                 }
                 None => Uniform::Together(Positions::new(places, self.align)),
             }),
-            Distribution::Zipf(theta) => Order::Zipf {
+            Distribution::Zipf(theta) => AccessOrder::Zipf {
                 zipf: Zipf::new(places.total(), *theta),
                 scatter: Permutation::new(places.total(), SCATTER_KEY),
                 places,
             },
-            Distribution::Zoned(zones) => Order::Zoned { zones: zoned(zones, places.total()), places },
+            Distribution::Zoned(zones) => AccessOrder::Zoned { zones: zoned(zones, places.total()), places },
             Distribution::Listed { blocks, moves_on } => {
                 if let Some(beyond) = blocks.iter().find(|b| **b >= places.total()) {
                     return Err(Error::request(
@@ -534,7 +534,7 @@ impl PatternSpec {
                     ));
                 }
                 let step = if *moves_on { blocks.len() as u64 } else { 0 };
-                Order::Listed { places, list: List { blocks: blocks.clone(), step, index: 0, base: 0 } }
+                AccessOrder::Listed { places, list: List { blocks: blocks.clone(), step, index: 0, base: 0 } }
             }
         })
     }

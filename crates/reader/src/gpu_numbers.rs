@@ -8,7 +8,7 @@ use super::repeats::{many_repeat, SAMPLE};
 use forebay_io::{
     monotonic_now, Cuda, CudaDevice, CudaEvent, CudaStream, DeviceMemory, OrderedRows, RowNumbers,
 };
-use forebay_model::feed::Order;
+use forebay_model::feed::EpochOrder;
 use forebay_model::Error;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -83,7 +83,7 @@ impl GpuNumbers {
     pub(super) fn ordered(
         kernel: &OrderedRows,
         stream: &CudaStream,
-        order: &Order,
+        order: &EpochOrder,
         (first, count): (u64, usize),
         sum: u64,
     ) -> Cuda<Option<(GpuNumbers, CudaEvent)>> {

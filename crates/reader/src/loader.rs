@@ -16,7 +16,7 @@ use crate::request::Request;
 use crate::rows::Ordered;
 use crate::{thread_pool, Address, Opening, ReadPath, Report};
 use forebay_io::{last_level_cache_bytes, monotonic_now};
-use forebay_model::feed::{Order, Share, Shuffle};
+use forebay_model::feed::{EpochOrder, Share, Shuffle};
 use forebay_model::Error;
 use on_gpu::OnGpu;
 use record::Figures;
@@ -111,7 +111,7 @@ enum Hash {
 }
 
 struct Inner {
-    order: Order,
+    order: EpochOrder,
     epoch: u64,
     /// Position that all ranks have come to with what was handed out, and with what was begun.
     given: u64,
@@ -206,7 +206,7 @@ impl Loader {
             return Err(Error::request(format!("pin_limit={limit}"), found, format!("pin_limit={least}")));
         }
         let shelf = Shelf::new(spec.memory, slot_bytes, limit)?;
-        let order = Order::new(table.rows(), table.sample_bytes(), shuffle, seed, 0, identity);
+        let order = EpochOrder::new(table.rows(), table.sample_bytes(), shuffle, seed, 0, identity);
         let inner = Inner {
             order,
             epoch: 0,
@@ -301,8 +301,15 @@ impl Loader {
         Ok(samples)
     }
 
-    fn order_of(&self, epoch: u64) -> Order {
-        Order::new(self.samples(), self.table.sample_bytes(), self.shuffle, self.seed, epoch, self.identity)
+    fn order_of(&self, epoch: u64) -> EpochOrder {
+        EpochOrder::new(
+            self.samples(),
+            self.table.sample_bytes(),
+            self.shuffle,
+            self.seed,
+            epoch,
+            self.identity,
+        )
     }
 
     /// Takes the next batch, and has another one begun. Waits for `at_most`; at the epoch's end the next epoch's first is

@@ -7,7 +7,7 @@ use super::place::{Address, Range};
 use super::processors;
 use super::windows::{Gathered, Windows};
 use forebay_io::{last_level_cache_bytes, GpuRows, ROW_ELSEWHERE};
-use forebay_model::feed::Order;
+use forebay_model::feed::EpochOrder;
 use forebay_model::Error;
 use forebay_storage::MappedWakeup;
 use std::ops::{Range as Span, RangeInclusive};
@@ -134,7 +134,7 @@ pub(super) enum Fetch {
 /// Samples at `count` positions of an order, from `first` on.
 #[derive(Clone, Copy)]
 pub(super) struct Ordered {
-    pub order: Order,
+    pub order: EpochOrder,
     pub first: u64,
     pub count: usize,
 }

@@ -3,7 +3,7 @@
 use crate::devices;
 use crate::gpu_numbers::GpuNumbers;
 use forebay_io::{Cuda, CudaError, CudaEvent, CudaStream, DeviceMemory, OrderedRows};
-use forebay_model::feed::Order;
+use forebay_model::feed::EpochOrder;
 use forebay_model::Error;
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -32,7 +32,7 @@ impl OnGpu {
     /// The samples at some positions, the event after which they are there, and the word that has their sum by then.
     pub(super) fn take(
         &mut self,
-        order: &Order,
+        order: &EpochOrder,
         some: (u64, usize),
     ) -> Result<Option<(GpuNumbers, CudaEvent, usize)>, Error> {
         let word = self.next;
