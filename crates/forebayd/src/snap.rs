@@ -144,7 +144,7 @@ fn shown(controller: &GatewayController) -> String {
     };
     let nsids = controller.namespaces.as_ref().map_or("all namespaces".into(), list);
     let device = controller.device.map_or("any free device".into(), |n| format!("/dev/ublkb{n}"));
-    let (front, place) = match controller.front {
+    let (front, place) = match controller.frontend {
         Frontend::VfioUser => ("vfio-user", controller.socket.clone().unwrap_or(device)),
         Frontend::Ublk => ("ublk", device),
     };

@@ -96,7 +96,8 @@ pub struct Qos {
 pub struct Controller {
     /// Letters, digits, `.`, `_` and `-`. RPCs, logs and statistics call it so. Empty: NVMeCtrl and a number.
     pub name: String,
-    pub front: Frontend,
+    #[serde(rename = "front")]
+    pub frontend: Frontend,
     /// Socket of vfio-user that a VMM, or `vfio-user:PATH`, connects to. Made with permissions 0600.
     pub socket: Option<String>,
     /// ublk: N of /dev/ublkbN. None: the lowest that is free.
@@ -122,7 +123,7 @@ impl Default for Controller {
     fn default() -> Controller {
         Controller {
             name: String::new(),
-            front: Frontend::default(),
+            frontend: Frontend::default(),
             socket: None,
             device: None,
             queues: None,
@@ -305,7 +306,7 @@ impl Controller {
         check_name(&self.name)?;
         let of = |field: &str| format!("{field} of {}", self.name);
         let least = |other: &str| format!("{} of another front: {other}", of("front"));
-        match (self.front, &self.socket, self.device) {
+        match (self.frontend, &self.socket, self.device) {
             (Frontend::VfioUser, Some(path), None) => socket_path(&of("socket"), path)?,
             (Frontend::VfioUser, None, _) => {
                 let next = format!("socket = \"/run/forebay/{}.sock\"", self.name);
@@ -321,14 +322,14 @@ impl Controller {
                 within(&of("device"), device.unwrap_or(0).into(), 0, DEVICE_MAX)?;
             }
         }
-        if self.front == Frontend::Ublk && self.poll {
+        if self.frontend == Frontend::Ublk && self.poll {
             return Err(Error::request(
                 of("poll"),
                 "a block device has no doorbells to look at",
                 "spin_us at the top",
             ));
         }
-        let entries_max = if self.front == Frontend::Ublk { UBLK_ENTRIES_MAX } else { ENTRIES_MAX };
+        let entries_max = if self.frontend == Frontend::Ublk { UBLK_ENTRIES_MAX } else { ENTRIES_MAX };
         within(&of("queues"), self.queues.unwrap_or(1).into(), 1, QUEUES_MAX.into())?;
         within(&of("queue_depth"), self.queue_depth.unwrap_or(2).into(), 2, entries_max.into())?;
         within(&format!("{} in KiB", of("max_transfer")), self.max_transfer.0 >> 10, 8, 4096)?;
@@ -357,7 +358,7 @@ impl Controller {
             let asked = format!("namespaces of {}", self.name);
             return Err(Error::request(asked, format!("there is no nsid {odd}"), next));
         }
-        if self.front == Frontend::Ublk && attached.len() > 1 {
+        if self.frontend == Frontend::Ublk && attached.len() > 1 {
             let found = format!("a block device is one namespace, and there are {}", attached.len());
             return Err(Error::request(format!("namespaces of {}", self.name), found, "namespaces = [1]"));
         }

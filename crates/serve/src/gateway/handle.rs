@@ -159,7 +159,7 @@ impl Gateway {
         };
         all().inspect_err(|_| {
             for controller in &given.controllers {
-                if controller.front == Frontend::VfioUser {
+                if controller.frontend == Frontend::VfioUser {
                     let _ = self.controller_destroy(&controller.name, true);
                 }
             }
@@ -281,7 +281,7 @@ impl Gateway {
     /// Makes a controller's socket and starts its thread, or makes its block device.
     pub fn controller_create(&self, nqn: &str, given: &config::Controller) -> Result<(), Error> {
         given.check()?;
-        match given.front {
+        match given.frontend {
             Frontend::Ublk => self.blocks.create(nqn, given),
             Frontend::VfioUser => self.drives.create(nqn, given),
         }

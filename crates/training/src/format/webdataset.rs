@@ -235,7 +235,7 @@ impl WebDataset {
                 }
             }
             WebDatasetState::Content { left, of_sample } => {
-                let now = front(bytes, left).len() as u64;
+                let now = at_hand(bytes, left).len() as u64;
                 self.at += now;
                 self.payload += if of_sample { now } else { 0 };
                 self.state = WebDatasetState::Content { left: left - now, of_sample };
@@ -244,7 +244,7 @@ impl WebDataset {
                 }
             }
             WebDatasetState::About { kind, left } => {
-                let now = front(bytes, left);
+                let now = at_hand(bytes, left);
                 self.at += now.len() as u64;
                 self.about.extend_from_slice(now);
                 let left = left - now.len() as u64;
@@ -254,12 +254,12 @@ impl WebDataset {
                 }
             }
             WebDatasetState::Padding { left } => {
-                let now = front(bytes, left).len() as u64;
+                let now = at_hand(bytes, left).len() as u64;
                 self.at += now;
                 self.goes_on_behind(left - now);
             }
             WebDatasetState::Zeroes { blocks } => {
-                let now = front(bytes, BLOCK - self.at % BLOCK);
+                let now = at_hand(bytes, BLOCK - self.at % BLOCK);
                 if let Some(place) = now.iter().position(|byte| *byte != 0) {
                     let offset = self.at + place as u64;
                     let what = match blocks {
@@ -325,7 +325,7 @@ impl Parser for WebDataset {
 }
 
 /// Takes at most so many bytes from the front.
-fn front<'a>(bytes: &mut &'a [u8], most: u64) -> &'a [u8] {
+fn at_hand<'a>(bytes: &mut &'a [u8], most: u64) -> &'a [u8] {
     let (now, rest) = bytes.split_at(most.min(bytes.len() as u64) as usize);
     *bytes = rest;
     now

@@ -32,10 +32,10 @@ fn toml_and_json_are_one_structure() {
     assert_eq!(second.qos, Qos { rate: Some(Size(1 << 30)), iops: Some(100_000) });
     let [drive, device] = &config.subsystems[0].controllers[..] else { panic!() };
     assert_eq!(
-        (&*drive.name, drive.front, drive.queues_max(), drive.mdts()),
+        (&*drive.name, drive.frontend, drive.queues_max(), drive.mdts()),
         ("NVMeCtrl1", Frontend::VfioUser, 15, 6)
     );
-    assert_eq!((&*device.name, device.front, device.device), ("NVMeCtrl2", Frontend::Ublk, Some(3)));
+    assert_eq!((&*device.name, device.frontend, device.device), ("NVMeCtrl2", Frontend::Ublk, Some(3)));
     let all = BTreeSet::from([1, 2]);
     assert_eq!(drive.attached(&all).unwrap(), all);
     assert_eq!(device.attached(&all).unwrap(), BTreeSet::from([2]));

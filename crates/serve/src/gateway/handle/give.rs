@@ -134,7 +134,7 @@ impl<'a> Giving<'a> {
     /// Controllers that are block devices, each with its subsystem.
     fn block_configs(&self) -> Vec<(String, config::Controller)> {
         let config = self.gateway.config();
-        let blocks = config.controllers().filter(|(_, c)| c.front == Frontend::Ublk);
+        let blocks = config.controllers().filter(|(_, c)| c.frontend == Frontend::Ublk);
         blocks.map(|(subsystem, given)| (subsystem.nqn.clone(), given.clone())).collect()
     }
 

@@ -110,7 +110,7 @@ impl Successor {
     /// All drives, and what was counted. Returns the socket of RPCs.
     fn restore(&self, state: GatewayState, came: &mut Received) -> Result<Option<OwnedFd>, Error> {
         let GatewayState { rpc, counts, controllers } = state;
-        let wanted = self.given.controllers().filter(|(_, c)| c.front == Frontend::VfioUser).count();
+        let wanted = self.given.controllers().filter(|(_, c)| c.frontend == Frontend::VfioUser).count();
         if controllers.len() != wanted {
             return Err(broken(&format!("{} drives came, where {wanted} were offered", controllers.len())));
         }
@@ -179,7 +179,7 @@ impl Successor {
     fn make_new_drives(&self) -> Result<(), Error> {
         for (subsystem, given) in self.given.controllers() {
             let known = || self.gateway.registry.lock().drives.contains_key(&given.name);
-            if given.front == Frontend::VfioUser && !known() {
+            if given.frontend == Frontend::VfioUser && !known() {
                 self.gateway.drives.create(&subsystem.nqn, given)?;
             }
         }
@@ -202,7 +202,7 @@ impl Successor {
 
     /// Block devices waited in the kernel.
     fn resume_blocks(&self) {
-        let blocks = self.given.controllers().filter(|(_, c)| c.front == Frontend::Ublk);
+        let blocks = self.given.controllers().filter(|(_, c)| c.frontend == Frontend::Ublk);
         let blocks: Vec<_> = blocks.map(|(s, c)| (s.nqn.clone(), c.clone())).collect();
         self.gateway.blocks.resume_all(&blocks);
     }

@@ -79,11 +79,11 @@ pub(super) fn debug(stats: &Stats, name: &str) -> Result<Value, Error> {
 
 /// Returns the functions that hosts may find on a bus. `all`: block devices of this machine, too.
 pub(super) fn functions(config: &Config, stats: &Stats, all: bool) -> Value {
-    let shown = config.controllers().filter(|(_, c)| all || c.front == Frontend::VfioUser);
+    let shown = config.controllers().filter(|(_, c)| all || c.frontend == Frontend::VfioUser);
     let one = |(subsystem, given): (&Subsystem, &Controller)| {
         let found = stats.controllers.iter().find(|c| c.name == given.name);
         json!({
-            "emulation_type": if given.front == Frontend::VfioUser { "NVME" } else { "BLOCK" },
+            "emulation_type": if given.frontend == Frontend::VfioUser { "NVME" } else { "BLOCK" },
             "ctrl_id": given.name,
             "nqn": subsystem.nqn,
             "cntlid": found.map(|c| c.cntlid),
@@ -141,7 +141,7 @@ fn controller(subsystem: &Subsystem, given: &Controller, stats: &Stats) -> Value
         "cntlid": found.map(|c| c.cntlid),
         "state": found.map(|c| c.state),
         "why": found.and_then(|c| c.why.clone()),
-        "front": given.front,
+        "front": given.frontend,
         "place": found.map(|c| c.place.clone()),
         "num_queues": given.queues_max(),
         "mdts": given.mdts(),

@@ -365,7 +365,7 @@ fn controller_create(control: &dyn Control, given: &Arguments) -> Result<Value, 
     let config = control.config();
     let taken = |name: &str| config.controllers().any(|(_, c)| c.name == name);
     let name = given.text("ctrl").map_or_else(|| free_name(taken), Into::into);
-    let front = match given.text("front") {
+    let frontend = match given.text("front") {
         None | Some("vfio-user") => Frontend::VfioUser,
         Some("ublk") => Frontend::Ublk,
         Some(other) => return Err(none_of("front", other, "vfio-user, ublk")),
@@ -385,9 +385,9 @@ fn controller_create(control: &dyn Control, given: &Arguments) -> Result<Value, 
         Some(other) => return Err(none_of("mdts", &other.to_string(), "1 to 10 (8 KiB to 4 MiB)")),
     };
     let controller = Controller {
-        socket: if front == Frontend::VfioUser { socket.or_else(|| Some(beside())) } else { socket },
+        socket: if frontend == Frontend::VfioUser { socket.or_else(|| Some(beside())) } else { socket },
         name,
-        front,
+        frontend,
         device: given.fit("device")?,
         queues: given.fit("num_queues")?,
         queue_depth: given.fit("queue_depth")?,
