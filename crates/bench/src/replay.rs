@@ -224,7 +224,7 @@ pub(crate) enum Turn {
     Io(Io),
     /// Not yet: it isn't due, or waits for what is in flight.
     Later,
-    Over,
+    Ended,
     Broken(Error),
 }
 
@@ -283,11 +283,11 @@ impl Player {
         if self.next.is_none() {
             match self.read() {
                 Ok(true) => {}
-                Ok(false) => return Turn::Over,
+                Ok(false) => return Turn::Ended,
                 Err(why) => return Turn::Broken(why),
             }
         }
-        let Some(io) = self.next else { return Turn::Over };
+        let Some(io) = self.next else { return Turn::Ended };
         if in_flight > 0 && (self.syncs || io.kind == Kind::Sync) || self.due().is_some_and(|due| due > now) {
             return Turn::Later;
         }

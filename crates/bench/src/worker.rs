@@ -297,7 +297,7 @@ impl Worker {
                 self.held_back = true;
                 return false;
             }
-            Turn::Over => {
+            Turn::Ended => {
                 self.closing = true;
                 return false;
             }

@@ -41,7 +41,7 @@ pub(super) enum Turn {
     /// Nothing before more slots are free.
     NoRoom,
     /// Nothing any more.
-    Over,
+    Ended,
     /// The list that is read can't be read on.
     Broken(Error),
 }
@@ -141,18 +141,18 @@ impl Generator {
         if self.is_over_at(&io) {
             self.upcoming = Some(io);
             self.batches.iter_mut().for_each(Batches::cut);
-            return Turn::Over;
+            return Turn::Ended;
         }
         Turn::Io(Request { io, op: if io.is_read { Op::Read } else { self.write }, started })
     }
 
     fn turn_of_list(&mut self, now: Instant, in_flight: u32) -> Turn {
-        let Some(player) = &mut self.player else { return Turn::Over };
+        let Some(player) = &mut self.player else { return Turn::Ended };
         let io = match player.turn(now, in_flight) {
-            replay::Turn::Io(_) if self.left.is_none() => return Turn::Over,
+            replay::Turn::Io(_) if self.left.is_none() => return Turn::Ended,
             replay::Turn::Io(io) => io,
             replay::Turn::Later => return Turn::Later,
-            replay::Turn::Over => return Turn::Over,
+            replay::Turn::Ended => return Turn::Ended,
             replay::Turn::Broken(why) => return Turn::Broken(why),
         };
         let op = match io.kind {

@@ -244,7 +244,7 @@ impl BridgeThread {
                     tunnel.inner = Some(inner);
                     return true;
                 }
-                Ok(Step::Over) => {
+                Ok(Step::Ended) => {
                     self.tunnels.remove(&number);
                     return false;
                 }

@@ -30,7 +30,7 @@ enum Step {
     /// Reads its own entry next, for the first time.
     Own,
     Again(u32),
-    Over,
+    Ended,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -390,13 +390,13 @@ impl Service {
             Step::Admit => self.admit(slot, own, now_ns),
             Step::Place => self.place(slot, own, now_ns, acts),
             Step::Own if run.writes_again || !reads => {
-                run.phase = Step::Over;
+                run.phase = Step::Ended;
                 true
             }
             Step::Own if self.tiers.get(own).is_none() => {
                 self.counts.misses += 1;
                 let writes = self.spec.phase == Phase::Both;
-                (run.writes_again, run.phase) = (true, if writes { Step::Admit } else { Step::Over });
+                (run.writes_again, run.phase) = (true, if writes { Step::Admit } else { Step::Ended });
                 true
             }
             Step::Own => {
@@ -404,14 +404,14 @@ impl Service {
                 self.read_entry(slot, own, now_ns, acts)
             }
             Step::Again(0) => {
-                run.phase = Step::Over;
+                run.phase = Step::Ended;
                 true
             }
             Step::Again(left) => {
                 run.phase = Step::Again(left - 1);
                 self.read_entry(slot, own, now_ns, acts)
             }
-            Step::Over => self.finish(slot, now_ns),
+            Step::Ended => self.finish(slot, now_ns),
         }
     }
 
@@ -632,7 +632,8 @@ impl Service {
             }
         }
         let Some(run) = &mut self.slots[slot as usize] else { return };
-        (run.doing, run.phase) = (Doing::Nothing, if ended == Ended::Whole { Step::Own } else { Step::Over });
+        (run.doing, run.phase) =
+            (Doing::Nothing, if ended == Ended::Whole { Step::Own } else { Step::Ended });
         run.served.prefill_ns += took;
         self.now[WRITING] -= 1;
         match ended {

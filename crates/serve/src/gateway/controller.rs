@@ -354,7 +354,7 @@ impl ControllerThread {
         match self.client.look_at_unmapping(monotonic_now()) {
             None => {}
             Some(Unmapping::GiveUp) => self.queues.post_all(WorkerMessage::Relinquish),
-            Some(Unmapping::Over { header, answer, is_busy }) => {
+            Some(Unmapping::Answered { header, answer, is_busy }) => {
                 if is_busy {
                     let why = "a source holds on to an I/O into it";
                     self.say(Level::Warning, "memory still in use", why);

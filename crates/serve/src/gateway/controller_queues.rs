@@ -36,7 +36,7 @@ const BATCH: u32 = 64;
 const COPIED: u64 = 1 << 20;
 const COPIED_MOST: u64 = 8 << 20;
 
-/// What its controller's thread asks for is told back by a `ControllerEvent` once it is so: `settle` sees to that after
+/// What its controller's thread asks for is reported by a `ControllerEvent` once it is so: `report_quiet` sees to that after
 /// each thing that was done.
 pub(super) struct ControllerQueues {
     pub shared: Arc<ControllerShared>,

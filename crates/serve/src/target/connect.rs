@@ -48,7 +48,7 @@ impl Applicant<'_> {
         let added = subsystem.add_controller(connect, by, discovery, (&self.shared.config, self.now_ms));
         match added {
             Ok((entry, admitted)) => Ok((Role::Admin(entry), admitted)),
-            Err(NoController::Over(why)) => Err(self.over(connect, why)),
+            Err(NoController::LimitReached(why)) => Err(self.limit_reached(connect, why)),
             Err(NoController::Refused(refusal)) => Err(refusal),
         }
     }
@@ -59,7 +59,7 @@ impl Applicant<'_> {
         let admitted = entry.controller().connect_io(connect, self.now_ms)?;
         let host_joins = || match entry.host.joins() {
             true => Ok(()),
-            false => Err(self.over(connect, refusals::of_host(&entry.host))),
+            false => Err(self.limit_reached(connect, refusals::of_host(&entry.host))),
         };
         match entry.join(connect.qid, self.id, host_joins) {
             Ok(true) => Ok((Role::Io { entry, qid: connect.qid }, admitted)),
@@ -71,7 +71,7 @@ impl Applicant<'_> {
     }
 
     /// A connection more than a limit allows.
-    fn over(&self, connect: &Connect, why: String) -> Refusal {
+    fn limit_reached(&self, connect: &Connect, why: String) -> Refusal {
         self.shared.totals.refused.fetch_add(1, Ordering::Relaxed);
         connect.busy(why)
     }

@@ -47,7 +47,7 @@ struct SubsystemState {
 /// Why there is no controller more.
 pub(super) enum NoController {
     /// A limit is reached.
-    Over(String),
+    LimitReached(String),
     Refused(Refusal),
 }
 
@@ -159,7 +159,7 @@ impl SubsystemEntry {
         (config, now_ms): (&Config, u64),
     ) -> Result<(Arc<ControllerEntry>, Admitted), NoController> {
         let mut state = self.state();
-        let cntlid = state.ids.take().ok_or_else(|| NoController::Over(refusals::NO_IDS.into()))?;
+        let cntlid = state.ids.take().ok_or_else(|| NoController::LimitReached(refusals::NO_IDS.into()))?;
         let nvme = seen.unwrap_or_else(|| state.access.seen_from(local, &state.nvme));
         let (mut controller, admitted) =
             Controller::connect(nvme, connect, cntlid, now_ms).map_err(|refusal| {
@@ -173,7 +173,7 @@ impl SubsystemEntry {
         });
         if !host.joins() {
             state.ids.give_back(cntlid);
-            return Err(NoController::Over(refusals::of_host(&host)));
+            return Err(NoController::LimitReached(refusals::of_host(&host)));
         }
         refusals::limit_queues(&mut controller, &host);
         let entry = Arc::new(ControllerEntry::new(self.index, host, (admin, local), controller));

@@ -32,7 +32,7 @@ enum Answer {
     Ready(Resources, Option<Arc<Waker>>),
     Moved(Moved),
     Failed(Error),
-    Over(Box<Report>),
+    Finished(Box<Report>),
 }
 
 pub(super) fn run(
@@ -208,7 +208,7 @@ impl Run {
                     }
                 }
                 Ok(Answer::Failed(error)) => self.failed = Some(error),
-                Ok(Answer::Over(report)) => {
+                Ok(Answer::Finished(report)) => {
                     self.reports.push(*report);
                     self.is_gone = true;
                 }
@@ -355,7 +355,7 @@ impl Run {
                     return;
                 }
                 Ok(Answer::Ready(..)) | Err(RecvTimeoutError::Timeout) => return,
-                Ok(Answer::Over(report)) => {
+                Ok(Answer::Finished(report)) => {
                     self.reports.push(*report);
                     self.is_gone = true;
                     return;
@@ -456,7 +456,7 @@ impl Run {
         let mut reports = std::mem::take(&mut self.reports);
         while reports.len() < self.threads.len() {
             match self.answers.recv() {
-                Ok(Answer::Over(report)) => reports.push(*report),
+                Ok(Answer::Finished(report)) => reports.push(*report),
                 Ok(Answer::Failed(error)) => {
                     self.failed.get_or_insert(error);
                 }
@@ -518,7 +518,7 @@ fn attend(
         });
     });
     let report = worker.report();
-    let _ = answers.send(Answer::Over(Box::new(report)));
+    let _ = answers.send(Answer::Finished(Box::new(report)));
 }
 
 fn gone() -> Error {

@@ -32,8 +32,8 @@ pub fn ipmi_program() -> OsString {
 
 /// Asks the board once, to learn how it answers.
 pub fn open_ipmi(program: &OsString) -> Result<Found, Reason> {
-    let dcmi = Board { program: program.clone(), way: PowerCommand::Dcmi };
-    let board = match dcmi.watts() {
+    let dcmi = Bmc { program: program.clone(), way: PowerCommand::Dcmi };
+    let bmc = match dcmi.watts() {
         Ok(_) => dcmi,
         Err(Failure::Program(reason)) => return Err(reason),
         Err(Failure::Answer(no_dcmi)) => {
@@ -41,13 +41,13 @@ pub fn open_ipmi(program: &OsString) -> Result<Found, Reason> {
                 .map_err(|failure| format!("dcmi: {no_dcmi}; sensors: {}", failure.words()))?;
             let sensors = choose_sensors(&parse_sensors(&listed))
                 .map_err(|reason| format!("dcmi: {no_dcmi}; sensors: {reason}"))?;
-            Board { program: program.clone(), way: PowerCommand::Sensors(sensors) }
+            Bmc { program: program.clone(), way: PowerCommand::Sensors(sensors) }
         }
     };
-    Ok(Found { meters: vec![Box::new(board)], refused: Vec::new() })
+    Ok(Found { meters: vec![Box::new(bmc)], refused: Vec::new() })
 }
 
-struct Board {
+struct Bmc {
     program: OsString,
     way: PowerCommand,
 }
@@ -58,7 +58,7 @@ enum PowerCommand {
     Sensors(Vec<String>),
 }
 
-impl Board {
+impl Bmc {
     fn watts(&self) -> Result<f64, Failure> {
         match &self.way {
             PowerCommand::Dcmi => {
@@ -75,7 +75,7 @@ impl Board {
     }
 }
 
-impl Meter for Board {
+impl Meter for Bmc {
     fn source(&self) -> &'static str {
         "ipmi"
     }

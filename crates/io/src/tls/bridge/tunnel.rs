@@ -23,7 +23,7 @@ pub(super) enum Step {
     Wait,
     /// Hands are shaken: this is the near end of the local pair; the other is the owner's.
     Shaken(UnixStream),
-    Over,
+    Ended,
 }
 
 pub(super) struct Tunnel {
@@ -144,7 +144,7 @@ impl Tunnel {
         let over =
             (self.peer_ended && self.to_owner.is_empty()) || (self.owner_ended && self.to_peer.is_empty());
         Ok(if over {
-            Step::Over
+            Step::Ended
         } else if moved {
             Step::More
         } else {
@@ -153,7 +153,7 @@ impl Tunnel {
     }
 
     pub(super) fn peek(&mut self) -> Result<Step, String> {
-        let Some(outer) = &self.outer else { return Ok(Step::Over) };
+        let Some(outer) = &self.outer else { return Ok(Step::Ended) };
         let mut first = [0];
         match outer.peek(&mut first) {
             Ok(0) => Err("the host closed the connection".into()),
@@ -166,7 +166,7 @@ impl Tunnel {
                     outer.set_nonblocking(false).map_err(|e| e.to_string())?;
                     tell(Arrival::Plain(outer.into()));
                 }
-                Ok(Step::Over)
+                Ok(Step::Ended)
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(Step::Wait),
             Err(e) => Err(e.to_string()),
@@ -189,7 +189,7 @@ impl Tunnel {
             tell(Arrival::Secure { socket: theirs.into(), client });
             return Ok(Step::Shaken(ours));
         }
-        let Some(outer) = &mut self.outer else { return Ok(Step::Over) };
+        let Some(outer) = &mut self.outer else { return Ok(Step::Ended) };
         match receive(outer, buffer) {
             Ok(Some(0)) => {
                 return Err("the peer closed the connection before the handshake was complete".into())

@@ -54,7 +54,7 @@ pub(super) enum Unmapping {
     /// The sources are to give up on I/O into it.
     GiveUp,
     /// This answer is due. `is_busy`: memory is still in use.
-    Over { header: Header, answer: Answer, is_busy: bool },
+    Answered { header: Header, answer: Answer, is_busy: bool },
 }
 
 struct Peer {
@@ -228,7 +228,7 @@ impl Client {
             }
         };
         self.waiting = None;
-        Some(Unmapping::Over { header, answer, is_busy })
+        Some(Unmapping::Answered { header, answer, is_busy })
     }
 
     /// The queues are gone. Returns the answer to a reset that waited for that.
