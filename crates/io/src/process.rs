@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU8, Ordering};
 pub fn process_id() -> u32 {
     static OWN: AtomicU32 = AtomicU32::new(0);
     /// Whether a child is told to ask anew: nobody has seen to it yet, somebody is about to, it is.
-    static TOLD: AtomicU8 = AtomicU8::new(0);
+    static REPORTED: AtomicU8 = AtomicU8::new(0);
     extern "C" fn forked() {
         OWN.store(0, Ordering::Relaxed);
     }
@@ -18,13 +18,13 @@ pub fn process_id() -> u32 {
     if known != 0 {
         return known;
     }
-    if TOLD.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+    if REPORTED.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
         // SAFETY: a function that lives as long as the program does, and does in a child what any thread may.
         let refused = unsafe { libc::pthread_atfork(None, None, Some(forked)) } != 0;
-        TOLD.store(if refused { 1 } else { 2 }, Ordering::Release);
+        REPORTED.store(if refused { 1 } else { 2 }, Ordering::Release);
     }
     let own = std::process::id();
-    if TOLD.load(Ordering::Acquire) == 2 {
+    if REPORTED.load(Ordering::Acquire) == 2 {
         OWN.store(own, Ordering::Relaxed);
     }
     own

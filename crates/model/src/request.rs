@@ -194,7 +194,7 @@ impl<R> Field<R> {
     }
 
     /// Runs that differ in it may be repeats of one.
-    pub const fn untold(self) -> Self {
+    pub const fn not_shown(self) -> Self {
         Field { tells: false, ..self }
     }
 }

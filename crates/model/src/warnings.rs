@@ -43,7 +43,7 @@ pub const SMALL_DATA: u64 = 64 << 20;
 /// Times that it must have been read for that.
 const AGAIN_LEAST: f64 = 2.0;
 /// Samples that couldn't be read, named in the text.
-const EXAMPLES_TOLD: usize = 5;
+const EXAMPLES_SHOWN: usize = 5;
 
 /// Adds the warnings that follow from the record's figures, except those that it has already (by `id`).
 pub fn add(record: &mut RunRecord) {
@@ -216,7 +216,7 @@ fn of_training(training: &Training, list: &mut Vec<Warning>) {
     }
     let skipped = &training.skipped;
     if skipped.count > 0 {
-        let examples: Vec<_> = skipped.examples.iter().take(EXAMPLES_TOLD).map(String::as_str).collect();
+        let examples: Vec<_> = skipped.examples.iter().take(EXAMPLES_SHOWN).map(String::as_str).collect();
         let text = format!("{} samples were skipped: {}", skipped.count, examples.join("; "));
         warn(list, "skipped", text, "training.skipped.examples for what is wrong with each");
     }

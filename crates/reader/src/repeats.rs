@@ -20,12 +20,12 @@ pub(super) fn repeats_pay(numbers: &[u64]) -> bool {
 
 /// Returns whether many of these first numbers are repeated.
 pub(super) fn many_repeat(sample: &[u64]) -> bool {
-    here(&told_apart(sample).1) >= OFTEN
+    here(&split_repeats(sample).1) >= OFTEN
 }
 
 /// The numbers with `ELSEWHERE` where one stood before, and in place of each of those the index of its first; that is
 /// empty where none comes twice.
-pub(super) fn told_apart(numbers: &[u64]) -> (Vec<u64>, Vec<u64>) {
+pub(super) fn split_repeats(numbers: &[u64]) -> (Vec<u64>, Vec<u64>) {
     let slots = (numbers.len() * 2).next_power_of_two().max(2);
     let shift = 64 - slots.trailing_zeros();
     let mut seen = vec![(ROW_ELSEWHERE, 0u32); slots];

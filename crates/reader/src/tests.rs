@@ -189,11 +189,11 @@ fn the_crew_ends_and_starts_again() {
 
 #[test]
 fn rows_are_told_apart_where_many_of_them_come_twice() {
-    use super::repeats::{repeats_pay, told_apart};
+    use super::repeats::{repeats_pay, split_repeats};
     let all: Vec<u64> = (0..32 << 10).collect();
     let pairs: Vec<u64> = all.iter().map(|n| n / 2).collect();
     assert!(!repeats_pay(&all) && repeats_pay(&pairs) && repeats_pay(&all[..1024]));
-    let (once, again) = told_apart(&[7, 9, 7]);
+    let (once, again) = split_repeats(&[7, 9, 7]);
     assert_eq!((&once[..2], again[2]), ([7, 9].as_slice(), 0), "the third is where the first is");
 }
 

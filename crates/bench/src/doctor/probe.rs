@@ -120,7 +120,7 @@ fn temporary(directory: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
 
 /// O_DIRECT is taken and ignored: every step would work.
 fn is_buffered(file: &OwnedFd) -> bool {
-    FileAccess::told_alignment(file).is_some_and(|(offset, _)| offset == 0)
+    FileAccess::reported_alignment(file).is_some_and(|(offset, _)| offset == 0)
 }
 
 fn reported(file: BorrowedFd<'_>) -> Option<(u32, u32)> {

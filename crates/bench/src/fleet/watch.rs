@@ -44,7 +44,7 @@ pub(super) struct Watch {
     pub(super) watchdog: Watchdog,
     pub(super) asked_at: Instant,
     /// The last progress shown to the observer before the end of the measured time.
-    pub(super) told_last: Option<Progress>,
+    pub(super) reported_last: Option<Progress>,
 }
 
 impl Watch {
@@ -70,7 +70,7 @@ impl Watch {
             stood_still: Duration::ZERO,
             watchdog: Watchdog::new(&shared.job),
             asked_at: begin,
-            told_last: None,
+            reported_last: None,
         }
     }
 
@@ -192,11 +192,11 @@ impl Watch {
             }
             let progress = progress_of(&point, detail, &self.shared.job);
             observer.progress(&progress);
-            self.told_last = Some(progress);
+            self.reported_last = Some(progress);
             self.series.keep(point);
         }
         if self.begin.elapsed() > self.until().saturating_add(WAITS) {
-            if let Some(last) = self.told_last.take() {
+            if let Some(last) = self.reported_last.take() {
                 let message = Some("waiting for I/Os that were under way or due at the end".into());
                 // Its bytes were told.
                 observer.progress(&Progress { message, interval_bytes: 0, ..last });

@@ -49,14 +49,14 @@ crate::request! {
             .within(1.0, ANY, "an empty file can't be read or written", "1g");
     /// Create missing files, also for a read. A write always creates them.
     create: bool = false,
-        switch("create", "Create missing files, also for a read. A write always creates them.").untold();
+        switch("create", "Create missing files, also for a read. A write always creates them.").not_shown();
     /// Files in a directory. None: all existing ones for a read, or one per worker if created.
     files: Option<u32> = None,
         flag("files", Integer, "N", "Number of files in a directory. Default: all that are found, or one per worker if created.")
             .within(1.0, FILES_MAX as f64, "must be 1 to 10,000,000", "4");
     /// Name of file number N in a directory; `%d` stands for N.
     file_name: String = FILE_NAME_DEFAULT.into(),
-        flag("file-name", Text, "NAME", "Name of file N in a directory; %d stands for N.").untold();
+        flag("file-name", Text, "NAME", "Name of file N in a directory; %d stands for N.").not_shown();
     /// Patterns of the files of a directory that are read. Empty: all of them.
     glob: Vec<String> = Vec::new(),
         flag("glob", Words, "PATTERN",
@@ -137,22 +137,22 @@ crate::request! {
     no_repeat: bool = false,
         switch("no-repeat", "Random offsets that never repeat a block within a pass.");
     seed: u64 = 7,
-        flag("seed", Seed, "N", "Seed for offsets and content.").untold();
+        flag("seed", Seed, "N", "Seed for offsets and content.").not_shown();
     /// Runs of the same job; the record holds each and their summary.
     repeat: u32 = 1,
         flag("repeat", Integer, "N", "Run N times; the record holds each run and their spread.")
             .within(1.0, REPEATS_MAX as f64, "must be 1 to 10,000", "5")
-            .untold();
+            .not_shown();
     /// Repeat until the 95 % interval of the mean throughput is within this per cent.
     until_ci_pct: Option<f64> = None,
         flag("until-ci", Percent, "PCT", "Repeat until the 95 % confidence interval is within PCT of the mean.")
             .between(0.0, 100.0, "must be between 0 and 100 per cent", "2%")
-            .untold();
+            .not_shown();
     /// Bound on the repeats of `until_ci_pct`.
     repeat_max: u32 = 20,
         flag("repeat-max", Integer, "N", "Maximum number of repeats for --until-ci.")
             .within(1.0, REPEATS_MAX as f64, "must be 1 to 10,000", "5")
-            .untold();
+            .not_shown();
     /// End each run once throughput is steady (or at `duration_s`).
     until_steady: bool = false,
         switch("until-steady", "End each run once throughput is steady.").untried();
@@ -249,13 +249,13 @@ crate::request! {
     timeout_s: f64 = 30.0,
         flag("timeout", Seconds, "SECONDS", "Fail the run if an I/O takes longer than this.")
             .within(0.001, SECONDS_MAX, SECONDS, "10")
-            .untold();
+            .not_shown();
     /// Files that may be overwritten although Forebay didn't create them.
     overwrite: Vec<String> = Vec::new(),
-        flag("overwrite", List, "FILE", "Allow overwriting this file, which Forebay didn't create.").untold();
+        flag("overwrite", List, "FILE", "Allow overwriting this file, which Forebay didn't create.").not_shown();
     /// Block devices that may be overwritten.
     overwrite_devices: Vec<String> = Vec::new(),
-        flag("overwrite-device", List, "DEVICE", "Allow overwriting this block device.").untold();
+        flag("overwrite-device", List, "DEVICE", "Allow overwriting this block device.").not_shown();
     /// GPUs to feed; empty: GPU 0 if the path needs one and there is one.
     gpus: Vec<u32> = Vec::new(),
         flag("gpu", Integers, "LIST", "GPUs to feed, e.g. 0,1.");
@@ -265,7 +265,7 @@ crate::request! {
         flag("pair", Words, "GPU=SOURCE", "A GPU and the source that feeds it, e.g. 0=/dev/nvme0n1; replaces SOURCE.");
     /// Anything but direct DMA is an error.
     require_direct: bool = false,
-        switch("require-direct", "Treat anything but direct DMA as an error.").untold();
+        switch("require-direct", "Treat anything but direct DMA as an error.").not_shown();
     /// Advice to the kernel about reads through the page cache.
     hint: Hint = Hint::Auto,
         flag("hint", Choice(&["auto", "none", "random", "sequential"]), "HINT",
@@ -273,10 +273,10 @@ crate::request! {
     /// A modelled drive in real time must be within 5 % of its prediction.
     require_model: bool = false,
         switch("require-model", "Exit with 1 if a model in real time deviates by more than 5 % from its prediction.")
-            .untold();
+            .not_shown();
     /// cuFile's compatibility mode is acceptable.
     allow_compat: bool = false,
-        switch("allow-compat", "Allow cuFile's compatibility mode.").untold();
+        switch("allow-compat", "Allow cuFile's compatibility mode.").not_shown();
     /// Bytes of the page cache that `mapped` may keep registered. None: half of the free memory.
     pin_limit_bytes: Option<u64> = None,
         flag("pin-limit", Size, "SIZE", "Maximum amount of page cache that mapped keeps registered. Default: half of the free memory.");
@@ -293,22 +293,22 @@ crate::request! {
         switch("cufile-unregistered", "Don't register buffers with cuFile.");
     /// Power meters: `rapl`, `nvml`, `ipmi`, `redfish:HOST`. Empty: whatever answers locally.
     power: Vec<String> = Vec::new(),
-        flag("power", List, "METER", "Power meter: rapl, nvml, ipmi or redfish:HOST.").untold();
+        flag("power", List, "METER", "Power meter: rapl, nvml, ipmi or redfish:HOST.").not_shown();
     /// Milliseconds between points of the time series.
     interval_ms: u32 = 500,
         flag("interval", Integer, "MS", "Milliseconds between points of the time series.")
             .within(10.0, ANY, "must be at least 10 ms", "500")
-            .untold();
+            .not_shown();
     /// Prefix of files that get a line for each I/O: a file for each worker. None: no such files.
     io_log: Option<String> = None,
         flag("io-log", Text, "PREFIX",
-            "Write a line per I/O to PREFIX.N.log, for worker N: ms, ns, 0 (read) or 1 (write), bytes, offset.").untried().untold();
+            "Write a line per I/O to PREFIX.N.log, for worker N: ms, ns, 0 (read) or 1 (write), bytes, offset.").untried().not_shown();
     /// Milliseconds that a line of `io_log` covers. None: one I/O each.
     io_log_ms: Option<u32> = None,
         flag("io-log-every", Integer, "MS", "With --io-log, a line per interval and direction: its end, mean ns, 0 or 1, bytes, I/Os.")
             .within(1.0, ANY, "must be at least 1 ms", "1000")
             .untried()
-            .untold();
+            .not_shown();
     /// Queries of dependent reads: `hops=50,beam=4,node=8k,segments=7`. It settles `op`, `io_bytes`, `batch` and `depth`.
     dependent: Option<String> = None,
         flag("pattern", Text, "hops=H,beam=W,node=B,segments=S",
@@ -340,7 +340,7 @@ crate::request! {
     write_iolog: Option<String> = None,
         flag("write-iolog", Text, "FILE", "List the I/Os in FILE as fio's write_iolog does, or in FILE.N for worker N of several.")
             .untried()
-            .untold();
+            .not_shown();
     /// Faults to inject (tests): `seed=1,error=0.01,short=0.01,delay_us=100,reorder=1`.
     faults: Option<String> = None,
         flag("faults", Text, "SPEC", "Inject faults, e.g. seed=1,error=0.01,short=0.01,delay_us=100.").untried();

@@ -68,8 +68,8 @@ impl RunResult {
     /// Joins each direction of the hosts' results, over the whole's seconds. None in each where a record was written
     /// before directions were told apart.
     pub(crate) fn join_directions(&mut self, parts: &[&RunResult]) -> Result<(), Error> {
-        let is_told = |p: &&RunResult| p.ios == 0 || p.read.is_some() || p.write.is_some();
-        if !parts.iter().all(is_told) {
+        let is_reported = |p: &&RunResult| p.ios == 0 || p.read.is_some() || p.write.is_some();
+        if !parts.iter().all(is_reported) {
             return Ok(());
         }
         self.read = joined(parts, READ, self.seconds)?;

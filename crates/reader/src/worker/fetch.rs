@@ -10,7 +10,7 @@ use crate::layout::{add, short};
 use crate::load;
 use crate::pages::{By, PagePart, Pages, PIECES_MAX};
 use crate::place::{Address, Range, Run};
-use crate::repeats::{here, repeats_pay, told_apart};
+use crate::repeats::{here, repeats_pay, split_repeats};
 use crate::request::{Request, Source};
 use crate::room::Room;
 use crate::rows::{append, Fetch, Layout, Numbers, Table, NUMBERS_BYTES};
@@ -132,7 +132,7 @@ impl Worker {
             let rest = self.queue_rows(part, kernel, outlet)?;
             return self.feed_rest(part, &rest, outlet);
         }
-        let (once, again) = told_apart(part.numbers);
+        let (once, again) = split_repeats(part.numbers);
         let rest =
             self.queue_rows(&Part { numbers: &once, dense: again.is_empty(), ..*part }, kernel, outlet)?;
         self.feed_rest(part, &rest, outlet)?;

@@ -34,7 +34,7 @@ struct Queued {
     relay: usize,
     block: u32,
     /// Its bytes are read, and those who wait for that were told.
-    is_told: bool,
+    is_reported: bool,
     since: Instant,
 }
 
@@ -149,7 +149,7 @@ impl Mix<'_> {
                 *current = (queued < piece.bytes).then_some(Current { piece, queued });
                 if current.is_none() {
                     let (block, since) = (relay.last(), monotonic_now());
-                    self.queued.push(Queued { relay: number, block, is_told: false, since });
+                    self.queued.push(Queued { relay: number, block, is_reported: false, since });
                 }
             }
         }
@@ -170,11 +170,11 @@ impl Mix<'_> {
                 request.fail(copy_failed(gpu, &CudaError::new("its stream failed")));
                 return true;
             }
-            if !part.is_told && relay.has_filled(part.block) {
-                part.is_told = true;
+            if !part.is_reported && relay.has_filled(part.block) {
+                part.is_reported = true;
                 request.part_queued(Some(relay.stream()));
             }
-            !(part.is_told && relay.is_over(part.block))
+            !(part.is_reported && relay.is_over(part.block))
         });
         before - self.queued.len()
     }
@@ -185,8 +185,8 @@ impl Mix<'_> {
         if self.queued.len() + begun > 0 {
             self.relays.iter_mut().for_each(Relay::drain);
         }
-        let untold = self.queued.iter().filter(|part| !part.is_told).count() + begun;
-        (0..untold).for_each(|_| request.part_queued(None));
+        let unreported = self.queued.iter().filter(|part| !part.is_reported).count() + begun;
+        (0..unreported).for_each(|_| request.part_queued(None));
         (0..self.queued.len() + begun).for_each(|_| request.part_done(0));
         self.queued.clear();
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The same is said again of the same host after this.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 /// Hosts and reasons that are told apart: whoever connects chooses the name.
-const TOLD_APART: usize = 1024;
+const REASONS_MAX: usize = 1024;
 
 pub(super) const NO_IDS: &str = "all controller identifiers are in use (cntlid_min, cntlid_max)";
 
@@ -65,9 +65,9 @@ impl Refusals {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_recent = |at: Instant| now.saturating_duration_since(at) < SAID_EVERY;
         let mut key = (host.to_owned(), why.to_owned());
-        if said.len() >= TOLD_APART && !said.contains_key(&key) {
+        if said.len() >= REASONS_MAX && !said.contains_key(&key) {
             said.retain(|_, (at, _)| is_recent(*at));
-            if said.len() >= TOLD_APART {
+            if said.len() >= REASONS_MAX {
                 key = Default::default();
             }
         }
@@ -108,10 +108,10 @@ mod tests {
     fn names_that_nobody_has_twice_neither_fill_memory_nor_the_log() {
         let refusals = Refusals::default();
         let now = monotonic_now();
-        let said = (0..10 * TOLD_APART).filter(|n| refusals.due(&n.to_string(), "x", now).is_some()).count();
-        assert_eq!(said, TOLD_APART + 1);
+        let said = (0..10 * REASONS_MAX).filter(|n| refusals.due(&n.to_string(), "x", now).is_some()).count();
+        assert_eq!(said, REASONS_MAX + 1);
         let kept = || refusals.0.lock().unwrap().len();
-        assert_eq!(kept(), TOLD_APART + 1);
+        assert_eq!(kept(), REASONS_MAX + 1);
         assert_eq!(refusals.due("one more", "x", now + SAID_EVERY), Some(0));
         assert_eq!(kept(), 1);
     }

@@ -341,8 +341,8 @@ mod tests {
         assert_eq!(takes(&tried, 2.0, 1.0), MAPPED, "only the second is measured");
         assert_eq!(takes(&tried, f64::NAN, 0.0), FROM);
         assert_eq!(takes(&mapped(gave(40.0, 0.09), 13.0), 30.0, 5.0), FROM, "what was tried later is slow");
-        let untold = mapped(Gave { gib_s: 40.0, cpu_s_per_gib: None }, 51.0);
-        let found = (takes(&untold, 1.0, 0.0), takes(&untold, 30.0, 0.0));
+        let unreported = mapped(Gave { gib_s: 40.0, cpu_s_per_gib: None }, 51.0);
+        let found = (takes(&unreported, 1.0, 0.0), takes(&unreported, 30.0, 0.0));
         assert_eq!(found, (FROM, MAPPED), "a pass that was too short to tell its cost");
     }
 

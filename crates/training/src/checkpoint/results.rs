@@ -155,6 +155,6 @@ fn note_missing(
         let absent = phase.as_ref().is_some_and(|p| p.cpu_s_per_gib.is_none());
         note(&format!("{name}.cpu_s_per_gib"), absent, unmetered.unwrap_or("no bytes were moved"));
     }
-    let untold = checkpoint.rules.iter().any(|r| r.ok.is_none());
-    note("rules[].ok", untold, "the rule says why it can't be determined");
+    let unreported = checkpoint.rules.iter().any(|r| r.ok.is_none());
+    note("rules[].ok", unreported, "the rule says why it can't be determined");
 }

@@ -127,7 +127,7 @@ impl FileHandle {
             ("cuFileReadAsync", calls.read_async)
         };
         let call = call.ok_or_else(|| self.cufile.missing(name))?;
-        io.result = StreamIo::UNTOLD;
+        io.result = StreamIo::PENDING;
         // SAFETY: the caller's promise.
         let status = unsafe {
             call(
@@ -163,18 +163,18 @@ impl StreamIo {
             bytes,
             offset: offset as i64,
             base_offset: behind as i64,
-            result: Self::UNTOLD,
+            result: Self::PENDING,
         }
     }
 
-    const UNTOLD: isize = isize::MIN;
+    const PENDING: isize = isize::MIN;
 
     /// Bytes moved, once the stream has passed the call.
     pub fn outcome(&self) -> Cu<usize> {
         let name = if self.writes { "cuFileWriteAsync" } else { "cuFileReadAsync" };
         // SAFETY: a live local field; cuFile's thread wrote it before the stream's event.
         let result = unsafe { std::ptr::read_volatile(&self.result) };
-        if result == Self::UNTOLD {
+        if result == Self::PENDING {
             return Err(CuFileError::new(format!(
                 "{name}: the stream passed it, and it never reported a result"
             )));

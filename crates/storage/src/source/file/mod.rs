@@ -211,7 +211,8 @@ impl FileTarget {
         let (align, mem_align) = match direct && is_file {
             true => {
                 let file = nameless(libc::O_DIRECT).map_err(|e| no_direct(path, access, &e))?;
-                direct_alignment(FileAccess::told_alignment(&file), false).ok_or_else(|| buffered(path))?
+                direct_alignment(FileAccess::reported_alignment(&file), false)
+                    .ok_or_else(|| buffered(path))?
             }
             false => (1, 1),
         };
@@ -258,7 +259,7 @@ impl FileTarget {
             _ => kind.len(),
         };
         let (align, mem_align) = match direct {
-            true => direct_alignment(FileAccess::told_alignment(&file), is_device)
+            true => direct_alignment(FileAccess::reported_alignment(&file), is_device)
                 .ok_or_else(|| buffered(path))?,
             false => (1, 1),
         };
@@ -473,7 +474,7 @@ fn direct_alignment(reported: Option<(u32, u32)>, is_device: bool) -> Option<(u3
 
 impl FileAccess {
     /// (offset, memory) alignment that statx tells, 0 for a file without direct I/O; None where the kernel doesn't say.
-    pub fn told_alignment(file: &impl AsFd) -> Option<(u32, u32)> {
+    pub fn reported_alignment(file: &impl AsFd) -> Option<(u32, u32)> {
         let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
         let reported = stat.filter(|s| s.stx_mask & StatxFlags::DIOALIGN.bits() != 0)?;
         Some((reported.stx_dio_offset_align, reported.stx_dio_mem_align))
