@@ -24,7 +24,8 @@ SOURCES = (ROOT / "docs/sources.md").read_text()
 
 def structs(file: Path) -> dict[str, list[str]]:
     found = re.findall(r"^pub struct (\w+) \{\n(.*?)\n\}", file.read_text(), re.S | re.M)
-    return {name: re.findall(r"^\s+pub (\w+):", body, re.M) for name, body in found}
+    field = re.compile(r'^\s+(?:#\[serde\(rename = "(\w+)"\)\]\s+)?pub (\w+):', re.M)
+    return {name: [renamed or own for renamed, own in field.findall(body)] for name, body in found}
 
 
 SERVE = (ROOT / "docs/serve.md").read_text()
