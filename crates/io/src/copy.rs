@@ -33,11 +33,14 @@ pub const GUARDED_COPIES: bool = cfg!(all(target_arch = "x86_64", not(miri)));
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod imp {
     use super::Stores;
-    use std::sync::Once;
+    use crate::clock;
+    use std::sync::{Once, OnceLock};
+    use std::time::Duration;
 
     // rep movsb keeps its progress in registers, so a fault leaves in rcx exactly what is missing. The others copy
     // strips of eight pages, a line of each in turn or (`ahead`) one page after the other, and leave in rdx how many strips are
-    // missing.
+    // missing; without AVX-512, stores past the cache go line after line (Zen 3 takes twice as long for strips of them), and rdx
+    // counts lines.
     std::arch::global_asm!(
         ".globl forebay_copy_begin",
         ".hidden forebay_copy_begin",
@@ -142,6 +145,26 @@ mod imp {
         "dec rdx",
         "jnz 4b",
         "forebay_streamed_end:",
+        "sfence",
+        "mov rax, rdx",
+        "ret",
+        ".globl forebay_streamed_lines_begin",
+        ".hidden forebay_streamed_lines_begin",
+        ".globl forebay_streamed_lines_end",
+        ".hidden forebay_streamed_lines_end",
+        ".p2align 6",
+        "forebay_streamed_lines_begin:",
+        "6:",
+        "vmovdqu ymm0, [rsi]",
+        "vmovdqu ymm1, [rsi + 32]",
+        "vmovntdq [rdi], ymm0",
+        "vmovntdq [rdi + 32], ymm1",
+        "add rsi, 64",
+        "add rdi, 64",
+        "dec rdx",
+        "jnz 6b",
+        "forebay_streamed_lines_end:",
+        "vzeroupper",
         "sfence",
         "mov rax, rdx",
         "ret",
@@ -294,7 +317,7 @@ mod imp {
         "ret",
     );
 
-    /// Copies `lines` of 64 bytes, and returns how many are missing.
+    /// Copies `lines` of 64 bytes (or strips), and returns how many are missing.
     type Lines = unsafe extern "sysv64" fn(to: *mut u8, from: *const u8, lines: usize) -> usize;
 
     /// Copies rows of a line at least: number n of `numbers` lies at `base` + n × `step`. Returns how many are missing.
@@ -340,6 +363,8 @@ mod imp {
         fn forebay_ahead_end();
         fn forebay_streamed_begin(to: *mut u8, from: *const u8, strips: usize) -> usize;
         fn forebay_streamed_end();
+        fn forebay_streamed_lines_begin(to: *mut u8, from: *const u8, lines: usize) -> usize;
+        fn forebay_streamed_lines_end();
         fn forebay_lines_zmm_begin(to: *mut u8, from: *const u8, lines: usize) -> usize;
         fn forebay_lines_zmm_end();
         fn forebay_rows_zmm_begin(
@@ -388,12 +413,16 @@ mod imp {
     const AHEAD_BYTES: usize = 256;
 
     /// First and last instruction of each routine that a fault may interrupt, and goes on at the last.
-    fn routines() -> [(i64, i64); 10] {
+    fn routines() -> [(i64, i64); 11] {
         [
             (forebay_copy_begin as *const () as i64, forebay_copy_end as *const () as i64),
             (forebay_strips_begin as *const () as i64, forebay_strips_end as *const () as i64),
             (forebay_ahead_begin as *const () as i64, forebay_ahead_end as *const () as i64),
             (forebay_streamed_begin as *const () as i64, forebay_streamed_end as *const () as i64),
+            (
+                forebay_streamed_lines_begin as *const () as i64,
+                forebay_streamed_lines_end as *const () as i64,
+            ),
             (forebay_lines_zmm_begin as *const () as i64, forebay_lines_zmm_end as *const () as i64),
             (forebay_rows_zmm_begin as *const () as i64, forebay_rows_zmm_end as *const () as i64),
             (forebay_lines_ymm_begin as *const () as i64, forebay_lines_ymm_end as *const () as i64),
@@ -451,6 +480,10 @@ mod imp {
     /// `to` is valid for `bytes`; `from` lies in a mapping at least that long, whose pages may be gone.
     #[inline]
     pub unsafe fn guarded_copy(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) -> usize {
+        if stores == Stores::Streamed && bytes >= STRIP {
+            // SAFETY: the caller's promise.
+            return unsafe { guarded_stream(to, from, bytes) };
+        }
         let by_vectors = stores != Stores::Moved;
         let wide = by_vectors && bytes >= STRIP && std::arch::is_x86_feature_detected!("avx512f");
         let is_short = by_vectors && bytes <= SHORT_BYTES_MAX;
@@ -460,13 +493,12 @@ mod imp {
                 return unsafe { guarded_short(to, from, bytes, short.lines) };
             }
         }
-        let strips = if wide { bytes / STRIP } else { 0 };
         let mut done = 0;
-        if strips > 0 {
+        if wide {
+            let strips = bytes / STRIP;
             // SAFETY: the caller's promise, for the whole strips; a SIGBUS inside is handled by `on_bus`.
             let left = unsafe {
                 match stores {
-                    Stores::Streamed if to as usize % LINE == 0 => forebay_streamed_begin(to, from, strips),
                     Stores::Ahead => forebay_ahead_begin(to, from, strips),
                     _ => forebay_strips_begin(to, from, strips),
                 }
@@ -477,11 +509,64 @@ mod imp {
         unsafe { forebay_copy_begin(to.add(done), from.add(done), bytes - done) }
     }
 
+    /// As `guarded_copy`, for a strip at least, by stores past the cache from the destination's first whole line on.
+    ///
+    /// # Safety
+    /// As for `guarded_copy`.
+    unsafe fn guarded_stream(to: *mut u8, from: *const u8, bytes: usize) -> usize {
+        let head = to.align_offset(LINE);
+        // SAFETY: the caller's promise: less than a line of it.
+        let left = unsafe { forebay_copy_begin(to, from, head) };
+        if left > 0 {
+            return bytes - head + left;
+        }
+        // SAFETY: the rest, as promised; a SIGBUS inside is handled by `on_bus`.
+        let streamed = |each: usize, copy: Lines| unsafe {
+            let whole = (bytes - head) / each;
+            match whole {
+                0 => 0,
+                _ => (whole - copy(to.add(head), from.add(head), whole)) * each,
+            }
+        };
+        let done = head
+            + if std::arch::is_x86_feature_detected!("avx512f") {
+                streamed(STRIP, forebay_streamed_begin)
+            } else if std::arch::is_x86_feature_detected!("avx2") {
+                streamed(LINE, forebay_streamed_lines_begin)
+            } else {
+                0
+            };
+        // SAFETY: what is left of it. After a fault it meets the same page, and counts exactly.
+        unsafe { guarded_copy(to.add(done), from.add(done), bytes - done, Stores::Cached) }
+    }
+
     /// Returns whether `rep movsb` would take four times as long (Zen 3): where the destination's place in its page is a few bytes
     /// behind the source's, as that of NumPy's arrays is behind a file's pages, each load waits for the store before it.
     #[inline]
     fn waits_for_itself(to: *mut u8, from: *const u8) -> bool {
         (1..LINE).contains(&((to as usize).wrapping_sub(from as usize) % 4096))
+    }
+
+    /// Returns whether the system's own copy out of the page cache, from byte `offset` of a file on, would wait for itself: it is
+    /// `rep movsb`, too. Whether that is so on this processor is measured once.
+    pub fn system_copy_waits(to: *const u8, offset: u64) -> bool {
+        static DOES: OnceLock<bool> = OnceLock::new();
+        waits_for_itself(to.cast_mut(), offset as *const u8) && *DOES.get_or_init(|| moved(16) > 2 * moved(0))
+    }
+
+    /// The least time of `rep movsb` between buffers in the cache, to so many bytes behind the source's place in its page.
+    fn moved(behind: usize) -> Duration {
+        const BYTES: usize = 16 << 10;
+        let mut memory = vec![0u8; 2 * (BYTES + 4096)];
+        let from = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(4096));
+        let to = from.wrapping_add(BYTES + behind);
+        let once = || {
+            let began = clock::monotonic_now();
+            // SAFETY: both lie in the memory, one behind the other.
+            unsafe { forebay_copy_begin(to, from, BYTES) };
+            began.elapsed()
+        };
+        (0..8).map(|_| once()).min().unwrap_or_default()
     }
 
     /// As `guarded_copy`, for a line at least: `rep movsb` takes longer to begin than a short row takes to copy.
@@ -571,7 +656,11 @@ mod imp {
         false
     }
 
-    /// Never called: `GUARDED` is false, and the map engine says so when it is asked for.
+    pub fn system_copy_waits(_: *const u8, _: u64) -> bool {
+        false
+    }
+
+    /// Of mappings never called: `GUARDED_COPIES` is false, and the map engine says so when it is asked for.
     ///
     /// # Safety
     /// As on x86-64.
@@ -615,7 +704,19 @@ mod imp {
 
 pub use imp::{
     guarded_copy, guarded_row_copy, guarded_word_copy, has_copy_guard, install_copy_guard, prefetch_ahead,
+    system_copy_waits,
 };
+
+/// Copies memory that stays where it is as `guarded_copy` does: at the same rate wherever both lie in their pages.
+///
+/// # Safety
+/// Both are valid for `bytes`, and don't overlap.
+#[inline]
+pub unsafe fn copy_memory(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) {
+    // SAFETY: the caller's promise.
+    let left = unsafe { guarded_copy(to, from, bytes, stores) };
+    debug_assert_eq!(left, 0, "memory that stays has no page that is gone");
+}
 
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
 mod tests;

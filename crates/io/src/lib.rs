@@ -41,8 +41,8 @@ pub use threads::{
 // Memory that I/Os move, and copies of it.
 pub use arena::{aligned_place, map_shared_memory, sealed_memfd, Arena, Mem, Piece, PieceList};
 pub use copy::{
-    guarded_copy, guarded_row_copy, guarded_word_copy, has_copy_guard, install_copy_guard, prefetch_ahead,
-    Choice as CopyChoice, Stores as CopyStores, GUARDED_COPIES,
+    copy_memory, guarded_copy, guarded_row_copy, guarded_word_copy, has_copy_guard, install_copy_guard,
+    prefetch_ahead, system_copy_waits, Choice as CopyChoice, Stores as CopyStores, GUARDED_COPIES,
 };
 pub use crc::crc32c;
 

@@ -41,7 +41,13 @@ impl Choice {
     /// Copies `bytes` by `copy`, which gets the way to do it.
     #[inline]
     pub fn copy<T>(&mut self, bytes: usize, copy: impl FnOnce(Stores) -> T) -> T {
-        let trial = match bytes {
+        self.copy_piece(bytes, bytes, copy)
+    }
+
+    /// As `copy`, for a piece of a copy of `whole` bytes, whose way it is.
+    #[inline]
+    pub fn copy_piece<T>(&mut self, whole: usize, bytes: usize, copy: impl FnOnce(Stores) -> T) -> T {
+        let trial = match whole {
             ..SHORT_BYTES_MIN => return copy(Stores::Cached),
             SHORT_BYTES_MIN..LONG_BYTES_MIN => &mut self.short,
             _ => &mut self.long,
@@ -154,6 +160,8 @@ mod tests {
             assert_eq!(tried[..ways.len()], *ways);
             assert!(tried.len() <= ways.len() + 1, "one is chosen in the end, and kept");
         }
+        let chosen = choice.copy(LONG_BYTES_MIN, |stores| stores);
+        assert_eq!(choice.copy_piece(LONG_BYTES_MIN, 4096, |stores| stores), chosen);
     }
 
     #[test]

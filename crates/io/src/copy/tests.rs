@@ -117,7 +117,7 @@ fn a_truncated_file_stops_the_copy_and_says_what_is_left() {
         ] {
             let (file, map, content) = mapped(bytes);
             file.set_len(kept as u64).unwrap();
-            for behind in [0, 16] {
+            for behind in [0, 16, 64] {
                 let mut room = vec![0u8; bytes + 2 * 4096];
                 let at = room.as_ptr().align_offset(4096) + behind;
                 let to = &mut room[at..];
