@@ -6,9 +6,10 @@ use super::file::Reader;
 use super::load::{self, Load};
 use super::opened::{self, Opened};
 use super::place::{Address, Range, Run};
+use super::processors;
 use super::request::{Request, Source};
 use super::PAGE;
-use forebay_io::CopyChoice;
+use forebay_io::{CopyChoice, CopyStores};
 use forebay_model::Error;
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -60,7 +61,7 @@ impl Layout {
             let at = unsafe { self.base.add(begin) };
             let mut head = 0;
             match manner {
-                Manner::Mapped(from) => copy_out(piece, from, at, source)?,
+                Manner::Mapped(from) => copy_out(piece, from, at, source, request.bytes())?,
                 // SAFETY: as above.
                 Manner::Cached(fd) => match unsafe { load::cached(fd, piece.offset, at, piece.bytes) } {
                     Ok(Some(_)) => {}
@@ -167,19 +168,38 @@ pub(super) fn direct(fd: RawFd, piece: &Range, at: *mut u8, tag: usize) -> (Load
     (Load { fd, offset: piece.offset - head as u64, at, want, ask, got: 0, tag }, head)
 }
 
-pub(super) fn copy_out(piece: &Range, from: *const u8, to: *mut u8, source: &Source) -> Result<(), Error> {
-    thread_local! {
-        static STAGED: RefCell<CopyChoice> = const { RefCell::new(CopyChoice::for_staging()) };
-        static FINAL: RefCell<CopyChoice> = RefCell::default();
-    }
-    let choice = if piece.to.gpu().is_some() { &STAGED } else { &FINAL };
+/// Copies a piece out of the mapping; `asked`: bytes of the request that it is of.
+pub(super) fn copy_out(
+    piece: &Range,
+    from: *const u8,
+    to: *mut u8,
+    source: &Source,
+    asked: u64,
+) -> Result<(), Error> {
     // SAFETY: `from` is the piece's place in the mapping, `to` has room for it.
     let copy = |stores| unsafe { load::out_of_mapping(to, from, piece.bytes, stores) };
-    let got = choice.with_borrow_mut(|choice| choice.copy(piece.bytes, copy));
+    let got = by_fastest(piece.to, (piece.bytes, piece.bytes), asked, copy);
     if got == piece.bytes {
         return Ok(());
     }
     Err(short(source, piece, piece.offset + got as u64))
+}
+
+/// Copies by the way that this thread found to be the fastest for `whole` bytes, of which these are a part. None goes past the
+/// cache whose user may find it there: on its way to a GPU, or where all that was `asked` for fits.
+pub(super) fn by_fastest<T>(
+    to: Address,
+    (whole, bytes): (usize, usize),
+    asked: u64,
+    copy: impl FnOnce(CopyStores) -> T,
+) -> T {
+    thread_local! {
+        static KEPT: RefCell<CopyChoice> = const { RefCell::new(CopyChoice::for_staging()) };
+        static FINAL: RefCell<CopyChoice> = RefCell::default();
+    }
+    let is_kept = to.gpu().is_some() || asked < processors::cache_bytes() as u64;
+    let choice = if is_kept { &KEPT } else { &FINAL };
+    choice.with_borrow_mut(|choice| choice.copy_piece(whole, bytes, copy))
 }
 
 pub(super) fn add(count: &AtomicU64, bytes: usize) {

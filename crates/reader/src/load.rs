@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
+use super::PAGE;
 use forebay_io::{guarded_copy, is_nothing_yet, CopyStores};
 use io_uring::{opcode, types, IoUring};
 use std::io::{Error as IoError, Result as IoResult};
@@ -55,6 +56,60 @@ pub(crate) unsafe fn cached(fd: RawFd, offset: u64, at: *mut u8, bytes: usize) -
         Ok(_) => Ok(None),
         Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP)) => Ok(None),
         Err(e) => Err(e),
+    }
+}
+
+/// Bytes that pass at a time: few enough to stay in a processor's own cache until they are copied on.
+const PASSING_BYTES: usize = 128 << 10;
+
+/// Reads of this length keep a device busy one by one.
+const WAITED_BYTES_MIN: usize = 64 << 10;
+
+/// A buffer in a processor's cache that data pass through on their way out of the page cache, where the system's own copy to
+/// their place takes longer than two.
+#[derive(Default)]
+pub(crate) struct PassThrough(Vec<u8>);
+
+impl PassThrough {
+    /// As `cached`, or waiting where the system can't but wait; `copy` (to, from, bytes) brings what was read to its place.
+    ///
+    /// # Safety
+    /// `at` has room for `bytes`.
+    pub(crate) unsafe fn cached(
+        &mut self,
+        fd: RawFd,
+        offset: u64,
+        at: *mut u8,
+        bytes: usize,
+        copy: impl Fn(*mut u8, *const u8, usize),
+    ) -> IoResult<Option<usize>> {
+        self.0.resize(PASSING_BYTES + 2 * PAGE, 0);
+        let pages = self.0.as_mut_ptr().wrapping_add(self.0.as_ptr().align_offset(PAGE));
+        let (mut done, mut flags) = (0, libc::RWF_NOWAIT);
+        while done < bytes {
+            // At the place in a page that the bytes have in the file's.
+            let place = (offset + done as u64) as usize % PAGE;
+            let turn = (bytes - done).min(PASSING_BYTES - place);
+            let passing = pages.wrapping_add(place);
+            // SAFETY: place + turn bytes are fewer than the buffer has from its first page on.
+            let got = match unsafe { read(fd, offset + done as u64, passing, turn, flags) } {
+                Ok(got) => got,
+                // As of files in memory: there is no other way than to wait, which many short ones do side by side elsewhere.
+                Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) && bytes >= WAITED_BYTES_MIN => {
+                    flags = 0;
+                    continue;
+                }
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP)) => 0,
+                Err(e) => return Err(e),
+            };
+            // Even one that waits may be short, where the file ends. The load that follows tells.
+            if got < turn {
+                return Ok(None);
+            }
+            copy(at.wrapping_add(done), passing, turn);
+            done += turn;
+        }
+        Ok(Some(bytes))
     }
 }
 
@@ -219,6 +274,42 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; BYTES]).unwrap();
         file
+    }
+
+    // promise: PYT-2
+    #[test]
+    fn what_passes_through_the_buffer_comes_whole_and_what_a_cut_file_lacks_is_missing() {
+        let content: Vec<u8> =
+            (0..3 * PASSING_BYTES + 777).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&content).unwrap();
+        let mut pass = PassThrough::default();
+        let mut read = |offset: usize, bytes: usize| {
+            let mut to = vec![0xEE; bytes + 1];
+            let copy = |to, from, bytes| {
+                // SAFETY: the buffer has that much, and `to` room for all.
+                unsafe { forebay_io::copy_memory(to, from, bytes, CopyStores::Cached) };
+            };
+            // SAFETY: `to` has room for them.
+            let got = unsafe { pass.cached(file.as_raw_fd(), offset as u64, to.as_mut_ptr(), bytes, copy) };
+            assert_eq!(to[bytes], 0xEE);
+            to.truncate(bytes);
+            got.unwrap().map(|got| (got, to))
+        };
+        if read(0, 1).is_none() {
+            eprintln!("skipped: the file system doesn't read without waiting");
+            return;
+        }
+        for (offset, bytes) in
+            [(0, content.len()), (1, PASSING_BYTES), (4095, 4097), (5000, 0), (4096, 2 * PASSING_BYTES)]
+        {
+            assert!(
+                read(offset, bytes) == Some((bytes, content[offset..offset + bytes].to_vec())),
+                "{offset} {bytes}"
+            );
+        }
+        file.set_len(2 * PASSING_BYTES as u64 + 5).unwrap();
+        assert_eq!(read(4096, 3 * PASSING_BYTES - 4096), None);
     }
 
     /// Tests a ring that was entered before, and one that never was.

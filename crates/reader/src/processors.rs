@@ -1,5 +1,6 @@
 //! Threads that read: as many as processors, up to what a link takes.
 
+use forebay_io::last_level_cache_bytes;
 use std::sync::OnceLock;
 
 /// More workers than this don't fill a link faster, and compete for the caches; only where each row is copied by a CPU,
@@ -29,6 +30,12 @@ pub fn threads() -> usize {
 pub(super) fn all_threads() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(2, |n| n.get()).min(ALL_MAX))
+}
+
+/// Bytes of the cache that processors share.
+pub(super) fn cache_bytes() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| last_level_cache_bytes() as usize)
 }
 
 /// Threads that copy rows from the page cache to host memory, the caller among them: half of the processors at most, since

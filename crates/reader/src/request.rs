@@ -89,6 +89,8 @@ pub struct Request {
     /// Dropped at the end: a request that somebody keeps doesn't keep its file.
     source: Mutex<Option<Arc<Source>>>,
     pieces: Vec<Range>,
+    /// Bytes of the pieces.
+    bytes: u64,
     /// Start of each part in `pieces`, and the end.
     parts: Vec<u32>,
     /// In place of pieces: rows that a GPU fetches.
@@ -418,6 +420,7 @@ impl Request {
     fn of_parts(source: Source, (pieces, parts): (Vec<Range>, Vec<u32>), after: Vec<CudaEvent>) -> Request {
         Request {
             source: Mutex::new(Some(Arc::new(source))),
+            bytes: pieces.iter().map(|piece| piece.bytes as u64).sum(),
             pieces,
             parts,
             table: None,
@@ -477,6 +480,11 @@ impl Request {
 
     pub(super) fn table(&self) -> Option<&Table> {
         self.table.as_ref()
+    }
+
+    /// Bytes of its ranges.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     pub(super) fn part(&self, index: usize) -> &[Range] {
@@ -668,7 +676,7 @@ impl Request {
         }
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Ok(Report {
-            bytes: self.pieces.iter().map(|p| p.bytes as u64).sum::<u64>()
+            bytes: self.bytes
                 + self.table.as_ref().map_or(0, Table::bytes)
                 + self.pages.as_ref().map_or(0, Pages::bytes),
             staged_bytes: count(&self.counts.staged),

@@ -6,13 +6,13 @@ use super::numbers::Copied;
 use super::place::{Address, Range};
 use super::processors;
 use super::windows::{Gathered, Windows};
-use forebay_io::{last_level_cache_bytes, GpuRows, ROW_ELSEWHERE};
+use forebay_io::{GpuRows, ROW_ELSEWHERE};
 use forebay_model::feed::EpochOrder;
 use forebay_model::Error;
 use forebay_storage::MappedWakeup;
 use std::ops::{Range as Span, RangeInclusive};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Rows of one launch at most; their numbers fit a slot.
 const ROWS_PER_PART_MAX: usize = 32 << 10;
@@ -118,9 +118,7 @@ pub(super) fn append(ranges: &mut Vec<Range>, next: Range) {
 /// Returns the length of parts of so many bytes, copied by so many processors: enough parts for all of them, and short
 /// enough for what is in their slots to stay in the last-level cache until it is copied on.
 fn copied_part_bytes(bytes: usize, hands: usize) -> usize {
-    static CACHE: OnceLock<usize> = OnceLock::new();
-    let cache = *CACHE.get_or_init(|| last_level_cache_bytes() as usize);
-    let in_cache = (cache / 4 / hands.max(1)).max(CACHED_PART_BYTES_MIN);
+    let in_cache = (processors::cache_bytes() / 4 / hands.max(1)).max(CACHED_PART_BYTES_MIN);
     (bytes / (2 * hands.max(1))).min(in_cache).clamp(*COPIED_PART_BYTES.start(), *COPIED_PART_BYTES.end())
 }
 

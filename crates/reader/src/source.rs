@@ -9,13 +9,14 @@
 mod plan;
 
 use super::file::{Opening, ReadPath, Reading, UnderWay};
+use super::layout::by_fastest;
 use super::numbers::Copied;
 use super::place::{Address, Range, Run};
 use super::request::Request;
 use super::rows::Layout;
 use super::worker::{Copies, From};
 use forebay_io::{
-    memlock_refusal, monotonic_now, process_id, ring_refusal, settle_in_process, Arena, Client,
+    copy_memory, memlock_refusal, monotonic_now, process_id, ring_refusal, settle_in_process, Arena, Client,
     ClientCompletion, CompletionEnd, CudaEvent, CudaStream, Fault, Mem, Op, Reactor, RegisteredMemory,
     RingOptions, Submission, Via, Waker, CLIENT_GRACE,
 };
@@ -570,8 +571,10 @@ impl SourceWorker {
         let Some((outlet, _)) = running.outlet else {
             for (from, to, bytes) in wanted(pieces, owner.skip, offset, len) {
                 let Address::Host(to) = to else { unreachable!("parts have one kind of place") };
-                // SAFETY: the slot has what was read; the destination is its owner's promise.
-                unsafe { std::ptr::copy_nonoverlapping(slot.add(from), to as *mut u8, bytes) };
+                by_fastest(Address::Host(to), (bytes, bytes), running.request.bytes(), |stores| {
+                    // SAFETY: the slot has what was read; the destination is its owner's promise.
+                    unsafe { copy_memory(to as *mut u8, slot.add(from), bytes, stores) }
+                });
             }
             return Ok(false);
         };

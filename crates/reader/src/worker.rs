@@ -11,8 +11,10 @@ pub(crate) use copies::{Copies, From};
 pub(crate) use fetch::copied_here;
 pub(crate) use mix::mix;
 
-use super::layout::{add, aligned, choose, copy_out, direct, failed, plain, short, split, Layout, Manner};
-use super::load::{self, Load, Loader};
+use super::layout::{
+    add, aligned, by_fastest, choose, copy_out, direct, failed, plain, short, split, Layout, Manner,
+};
+use super::load::{self, Load, Loader, PassThrough};
 use super::opened::Opened;
 use super::pages::{data_bytes, By, PagePart, Pages};
 use super::place::{Address, Range};
@@ -20,10 +22,11 @@ use super::request::{Request, Source};
 use super::room::Room;
 use super::SLOT_BYTES;
 use copies::copy_failed;
-use forebay_io::CudaStream;
+use forebay_io::{copy_memory, system_copy_waits, CudaStream};
 use forebay_model::Error;
 use forebay_storage::MappedWakeup;
 use std::borrow::Cow;
+use std::io::Result as IoResult;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
@@ -33,6 +36,8 @@ pub(crate) struct Worker {
     copies: Copies,
     /// Reads into host memory.
     loader: Loader,
+    /// Buffer of reads out of the page cache to places that the system is slow to copy to.
+    pass: PassThrough,
     wakeup: Option<Arc<MappedWakeup>>,
     /// Memory of a GPU that pages pass through, while one request is served.
     room: Option<Arc<Room>>,
@@ -109,9 +114,9 @@ impl Worker {
             let at = at as *mut u8;
             let way = choose(source, piece, &mut opened)?;
             match way {
-                Manner::Mapped(from) => copy_out(piece, from, at, source)?,
+                Manner::Mapped(from) => copy_out(piece, from, at, source, request.bytes())?,
                 // SAFETY: the destination's owner keeps it until the request has ended.
-                Manner::Cached(fd) => match unsafe { load::cached(fd, piece.offset, at, piece.bytes) } {
+                Manner::Cached(fd) => match unsafe { self.cached(fd, piece, at, request.bytes()) } {
                     Ok(Some(_)) => {}
                     Ok(None) => loads.push(plain(fd, piece, at, tag)),
                     Err(why) => return Err(failed(source, piece, &why)),
@@ -123,7 +128,7 @@ impl Worker {
                     continue;
                 }
                 Manner::Direct(fd, _) => {
-                    self.through_slot(source, piece, fd, at)?;
+                    self.through_slot(source, piece, fd, at, request.bytes())?;
                     add(&request.counts.uncached, piece.bytes);
                 }
             }
@@ -133,15 +138,49 @@ impl Worker {
         opened.check_unchanged(source)
     }
 
+    /// Reads from the page cache without waiting for the device; None if something is missing. `asked`: bytes of the request.
+    ///
+    /// # Safety
+    /// `at` has room for the piece.
+    unsafe fn cached(
+        &mut self,
+        fd: RawFd,
+        piece: &Range,
+        at: *mut u8,
+        asked: u64,
+    ) -> IoResult<Option<usize>> {
+        if !system_copy_waits(at, piece.offset) {
+            // SAFETY: the caller's promise.
+            return unsafe { load::cached(fd, piece.offset, at, piece.bytes) };
+        }
+        let copy = |to, from, bytes| {
+            by_fastest(piece.to, (piece.bytes, bytes), asked, |stores| {
+                // SAFETY: the buffer has that much, and `at` room for all of it.
+                unsafe { copy_memory(to, from, bytes, stores) }
+            });
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.pass.cached(fd, piece.offset, at, piece.bytes, copy) }
+    }
+
     /// O_DIRECT into memory that isn't aligned for it.
-    fn through_slot(&mut self, source: &Source, piece: &Range, fd: RawFd, to: *mut u8) -> Result<(), Error> {
+    fn through_slot(
+        &mut self,
+        source: &Source,
+        piece: &Range,
+        fd: RawFd,
+        to: *mut u8,
+        asked: u64,
+    ) -> Result<(), Error> {
         let (slot, slot_bytes) = self.copies.free_slot(None)?;
         let base = self.copies.slot_at(slot);
         let done = split(std::slice::from_ref(piece), slot_bytes).iter().try_fold(0, |done, piece| {
             let (mut load, head) = direct(fd, piece, base, 0);
             self.run(source, std::slice::from_ref(piece), std::slice::from_mut(&mut load))?;
-            // SAFETY: the slot holds head + bytes, as was just read; the destination is its owner's promise.
-            unsafe { std::ptr::copy_nonoverlapping(base.add(head), to.add(done), piece.bytes) };
+            by_fastest(piece.to, (piece.bytes, piece.bytes), asked, |stores| {
+                // SAFETY: the slot holds head + bytes, as was just read; the destination is its owner's promise.
+                unsafe { copy_memory(to.add(done), base.add(head), piece.bytes, stores) }
+            });
             Ok(done + piece.bytes)
         });
         self.copies.give_slot_back(slot, true);
