@@ -18,7 +18,7 @@ use forebay_model::Error;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 const HUGE: usize = 2 << 20;
@@ -103,7 +103,8 @@ pub struct Arena {
     slot_bytes: usize,
     count: usize,
     slots_per_piece: usize,
-    got: Got,
+    /// Looked up when it is first asked for, unless it is known: the kernel walks all memory of the process for it.
+    got: OnceLock<Got>,
     registered: bool,
     /// The descriptor that it maps, if a device in another process reads and writes it.
     fd: Option<Arc<OwnedFd>>,
@@ -137,7 +138,7 @@ impl Arena {
         let given = match shared {
             true => shared_memory(mapped_bytes, pages).map(|(base, got, fd)| (base, got, Some(Arc::new(fd)))),
             #[cfg(miri)]
-            false => interpreted::memory(mapped_bytes).map(|(base, got)| (base, got, None)),
+            false => interpreted::memory(mapped_bytes).map(|(base, got)| (base, Some(got), None)),
             #[cfg(not(miri))]
             false => memory(mapped_bytes, pages).map(|(base, got)| (base, got, None)),
         };
@@ -149,6 +150,7 @@ impl Arena {
                 "a smaller ‹depth›, ‹workers› or ‹io_bytes›",
             ),
         })?;
+        let got = got.map_or_else(OnceLock::new, OnceLock::from);
         Ok(Arena { base, mapped_bytes, slot_bytes, count, slots_per_piece, got, registered: false, fd })
     }
 
@@ -180,8 +182,9 @@ impl Arena {
         self.count
     }
 
+    /// The kind of pages that it is in.
     pub fn got(&self) -> Got {
-        self.got
+        *self.got.get_or_init(|| huge_share(self.base, self.mapped_bytes))
     }
 
     /// The descriptor that the whole arena maps, from its first byte on; None for private memory of this process.
@@ -202,7 +205,7 @@ impl Arena {
     /// Bytes that the kernel locks when the pieces are registered: huge pages count as a whole.
     pub fn locked_bytes(&self) -> u64 {
         let used = self.count * self.slot_bytes;
-        let unit = if self.got == Got::Small { SMALL } else { HUGE };
+        let unit = if self.got() == Got::Small { SMALL } else { HUGE };
         used.next_multiple_of(unit) as u64
     }
 
@@ -227,7 +230,7 @@ impl Drop for Arena {
         }
         // Huge pages of the pool are few, and memory with a descriptor may be another process's, too.
         #[cfg(all(debug_assertions, not(miri)))]
-        if self.fd.is_none() && self.got != Got::Hugetlb {
+        if self.fd.is_none() && self.got.get() != Some(&Got::Hugetlb) {
             return freed::keep(self.base, self.mapped_bytes);
         }
         // SAFETY: the mapping is ours, and the worker dropped its queues (or forgot the arena) first.
@@ -256,12 +259,12 @@ impl Arena {
     }
 }
 
-/// `bytes` (a multiple of the huge page size) in the best pages that are available.
+/// `bytes` (a multiple of the huge page size) in the best pages that are available, and their kind where it is known by that.
 #[cfg_attr(miri, allow(dead_code))]
-fn memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Got)> {
+fn memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Option<Got>)> {
     if matches!(pages, Pages::Auto | Pages::Hugetlb) {
         match map(bytes, libc::MAP_HUGETLB | libc::MAP_POPULATE) {
-            Ok(base) => return Ok((base, Got::Hugetlb)),
+            Ok(base) => return Ok((base, Some(Got::Hugetlb))),
             Err(e) if pages == Pages::Hugetlb => return Err(e),
             Err(_) => {}
         }
@@ -271,16 +274,21 @@ fn memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Got)> {
     let advice = if small { libc::MADV_NOHUGEPAGE } else { libc::MADV_HUGEPAGE };
     // SAFETY: the range is one mapping of ours. Refusal only means smaller pages, which `huge_share` sees.
     unsafe { libc::madvise(base.as_ptr().cast(), bytes, advice) };
+    let before = faults_taken();
     touch(base, bytes);
-    Ok((base, if small { Got::Small } else { collapsed(base, bytes) }))
+    // A fault each is what huge pages take.
+    if !small && faults_taken() - before > (bytes / HUGE) as i64 {
+        collapse(base, bytes);
+    }
+    Ok((base, small.then_some(Got::Small)))
 }
 
 /// As `memory`, mapped from a descriptor.
-fn shared_memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Got, OwnedFd)> {
+fn shared_memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Option<Got>, OwnedFd)> {
     if matches!(pages, Pages::Auto | Pages::Hugetlb) {
         let huge = sealed_memfd(bytes, true);
         match huge.and_then(|fd| map_from(&fd, bytes, None, libc::MAP_POPULATE).map(|base| (base, fd))) {
-            Ok((base, fd)) => return Ok((base, Got::Hugetlb, fd)),
+            Ok((base, fd)) => return Ok((base, Some(Got::Hugetlb), fd)),
             Err(e) if pages == Pages::Hugetlb => return Err(e),
             Err(_) => {}
         }
@@ -292,19 +300,26 @@ fn shared_memory(bytes: usize, pages: Pages) -> std::io::Result<(NonNull<u8>, Go
     // SAFETY: the range is one mapping of ours. Refusal only means smaller pages, which `huge_share` sees.
     unsafe { libc::madvise(base.as_ptr().cast(), bytes, advice) };
     touch(base, bytes);
-    Ok((base, if small { Got::Small } else { collapsed(base, bytes) }, fd))
+    if !small {
+        collapse(base, bytes);
+    }
+    Ok((base, small.then_some(Got::Small), fd))
 }
 
 /// Moves memory from small pages into huge ones if the kernel (6.1 and newer) finds some. For memory with a
 /// descriptor it does so on this call alone: `transparent_hugepage/shmem_enabled` is `never` as a rule.
-fn collapsed(base: NonNull<u8>, bytes: usize) -> Got {
-    match huge_share(base, bytes) {
-        Got::Thp => Got::Thp,
-        _ => {
-            // SAFETY: the range is one mapping of ours, and its bytes stay what they are.
-            unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_COLLAPSE) };
-            huge_share(base, bytes)
-        }
+fn collapse(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: the range is one mapping of ours, and its bytes stay what they are.
+    unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_COLLAPSE) };
+}
+
+/// Number of page faults that this thread has taken so far.
+fn faults_taken() -> i64 {
+    // SAFETY: plain numbers on this frame, which the call fills.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+        usage.ru_minflt
     }
 }
 

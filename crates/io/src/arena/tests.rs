@@ -42,7 +42,7 @@ fn no_piece_is_longer_than_the_kernel_registers() {
         slot_bytes,
         count: 7,
         slots_per_piece: PIECE_BYTES_MAX / slot_bytes,
-        got: Got::Small,
+        got: Got::Small.into(),
         registered: false,
         fd: None,
     });
@@ -59,8 +59,9 @@ fn memory_with_a_descriptor_lies_in_huge_pages_here_and_where_it_is_mapped_again
         return;
     }
     let (bytes, read, write) = (4 * HUGE, libc::PROT_READ, libc::PROT_WRITE);
-    let (_, got, fd) = shared_memory(bytes, Pages::Thp).unwrap();
-    assert_ne!(got, Got::Small);
+    let (base, got, fd) = shared_memory(bytes, Pages::Thp).unwrap();
+    assert_eq!(got, None);
+    assert_ne!(huge_share(base, bytes), Got::Small);
     for (from, len) in [(0, bytes), (HUGE + SMALL, bytes - HUGE - SMALL)] {
         let hint = aligned_place(len, from as u64);
         // SAFETY: a fresh mapping of a part of the memory, whose size is sealed.
@@ -96,6 +97,18 @@ fn an_answer_is_not_older_than_its_question() {
         let arena = Arena::new(1, HUGE, Pages::Thp).unwrap();
         assert!(holds(arena.whole().0.as_ptr() as usize));
     }
+}
+
+// promise: ENG-5
+#[test]
+#[cfg_attr(miri, ignore = "asks the kernel for its mappings")]
+fn the_kind_of_pages_is_looked_up_when_it_is_asked_for_and_kept() {
+    let arena = Arena::new(4, HUGE, Pages::Thp).unwrap();
+    assert_eq!(arena.got.get(), None);
+    let got = arena.got();
+    assert!(matches!(got, Got::Thp | Got::ThpPartial | Got::Small));
+    assert_eq!(arena.got.get(), Some(&got));
+    assert_eq!(got, huge_share(arena.base, arena.mapped_bytes));
 }
 
 // promise: ENG-5
