@@ -1,7 +1,7 @@
 //! `forebay discover` and `forebay identify` for Python.
 
 use crate::{json, raise};
-use forebay_storage::Looking;
+use forebay_storage::Inquiry;
 use pyo3::prelude::*;
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use std::time::Duration;
 #[pyfunction]
 #[pyo3(signature = (host, host_nqn, timeout_s))]
 pub fn discover(py: Python<'_>, host: &str, host_nqn: Option<String>, timeout_s: f64) -> PyResult<String> {
-    let looking = looking(host_nqn, timeout_s);
-    let found = py.detach(|| forebay_storage::discover(host, &looking));
+    let inquiry = inquiry(host_nqn, timeout_s);
+    let found = py.detach(|| forebay_storage::discover(host, &inquiry));
     json(py, &found.map_err(|error| raise(py, error))?)
 }
 
@@ -18,7 +18,7 @@ pub fn discover(py: Python<'_>, host: &str, host_nqn: Option<String>, timeout_s:
 #[pyfunction]
 #[pyo3(signature = (wait_s))]
 pub fn browse(py: Python<'_>, wait_s: f64) -> PyResult<String> {
-    let wait = looking(None, wait_s).timeout;
+    let wait = inquiry(None, wait_s).timeout;
     let found = py.detach(|| forebay_storage::browse(wait));
     json(py, &found.map_err(|error| raise(py, error))?)
 }
@@ -27,13 +27,13 @@ pub fn browse(py: Python<'_>, wait_s: f64) -> PyResult<String> {
 #[pyfunction]
 #[pyo3(signature = (uri, host_nqn, timeout_s))]
 pub fn identify(py: Python<'_>, uri: &str, host_nqn: Option<String>, timeout_s: f64) -> PyResult<String> {
-    let looking = looking(host_nqn, timeout_s);
-    let found = py.detach(|| forebay_storage::identify(uri, &looking));
+    let inquiry = inquiry(host_nqn, timeout_s);
+    let found = py.detach(|| forebay_storage::identify(uri, &inquiry));
     json(py, &found.map_err(|error| raise(py, error))?)
 }
 
 /// At least a millisecond, at most an hour: what a socket's time-out can be.
-fn looking(host_nqn: Option<String>, timeout_s: f64) -> Looking {
+fn inquiry(host_nqn: Option<String>, timeout_s: f64) -> Inquiry {
     let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::MAX);
-    Looking { host_nqn, timeout: timeout.clamp(Duration::from_millis(1), Duration::from_secs(3600)) }
+    Inquiry { host_nqn, timeout: timeout.clamp(Duration::from_millis(1), Duration::from_secs(3600)) }
 }

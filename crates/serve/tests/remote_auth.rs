@@ -6,7 +6,7 @@ use forebay_io::{generate_secret, stream_digest, Arena, Io, Op, Reactor, RingOpt
 use forebay_model::job::Pages;
 use forebay_nvme::auth::psk::ConfiguredPsk;
 use forebay_nvme::auth::Hash;
-use forebay_storage::{discover, identify, Looking, NvmeTcpOptions, NvmeTcpRemote, QueueNeeds, Uri};
+use forebay_storage::{discover, identify, Inquiry, NvmeTcpOptions, NvmeTcpRemote, QueueNeeds, Uri};
 use rig::{eventually, pattern, Rig, LONG};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -111,11 +111,11 @@ fn a_look_at_a_controller_takes_the_same_secrets() {
     let keys = Keys::new();
     let (host, file) = keys.make("h", "sha512");
     let rig = keys.serve(&host, None, "");
-    let looking = Looking { host_nqn: None, timeout: LONG };
+    let inquiry = Inquiry { host_nqn: None, timeout: LONG };
     let uri = |more: &str| format!("nvme+tcp://{}/{SUBSYSTEM}?hostnqn={HOST}{more}", rig.address());
-    let found = identify(&uri(&format!("&dhchap_secret_file={}", file.display())), &looking).unwrap();
+    let found = identify(&uri(&format!("&dhchap_secret_file={}", file.display())), &inquiry).unwrap();
     assert_eq!(found.namespaces.len(), 1);
-    let why = identify(&uri(""), &looking).map(|_| ()).unwrap_err().to_string();
+    let why = identify(&uri(""), &inquiry).map(|_| ()).unwrap_err().to_string();
     assert!(why.contains("authenticate"), "{why}");
 }
 
@@ -199,15 +199,15 @@ fn a_host_with_a_tls_key_comes_over_tls_or_not_at_all() {
         check(&remote);
         drop(remote);
         // A look takes the same keys.
-        let looking = Looking { host_nqn: None, timeout: LONG };
+        let inquiry = Inquiry { host_nqn: None, timeout: LONG };
         let look = |more: &str| {
             let uri = format!("nvme+tcp://{}/{SUBSYSTEM}?hostnqn={HOST}{more}", rig.address());
-            identify(&uri, &looking).map(|found| found.namespaces.len())
+            identify(&uri, &inquiry).map(|found| found.namespaces.len())
         };
         assert_eq!(look(&files(&file)).unwrap(), 1);
         let asked = |tls: &PathBuf| {
             let host = format!("nvme+tcp://{}?hostnqn={HOST}{}", rig.address(), files(tls));
-            discover(&host, &looking)
+            discover(&host, &inquiry)
         };
         assert!(asked(&file).unwrap().records.iter().any(|r| r.subnqn == SUBSYSTEM && r.sectype == "tls13"));
         let why = asked(&other).unwrap_err().to_string();

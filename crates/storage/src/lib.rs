@@ -25,16 +25,14 @@ pub use source::{
 pub use source::fault::{FaultPlan, FaultQueue};
 pub use source::file::{FileAccess, FileTarget};
 pub use source::nvme::{Connection as NvmeConnection, PathReport, SourceReport};
-pub use source::nvme_tcp::{
-    Address as NvmeTcpAddress, Link as AdminLink, Options as NvmeTcpOptions, Remote as NvmeTcpRemote,
-    Tls as NvmeTcpTls, Transport as NvmeTcpTransport,
-};
+pub use source::nvme_tcp::{Options as NvmeTcpOptions, Remote as NvmeTcpRemote};
 pub use source::stripe::StripeQueue;
-pub use source::vfio_user::{probe_drive, Drive as VfioUserDrive, Options as VfioUserOptions};
+pub use source::vfio_user::{Drive as VfioUserDrive, Options as VfioUserOptions};
 pub use source::{OpenFileSource, OpenModel, OpenNamespace, OpenNil, OpenStripe, SharedDrive};
 
 // Questions to remote drives that need no job.
-pub use inspect::{browse, discover, identify, Looking};
+pub use inspect::{browse, discover, identify};
+pub use source::{Accepted as AcceptedParameters, ControllerReport, Discovered, Inquiry};
 
 // Paths: the table of their kinds, what each needs, and which is chosen.
 pub use path::auto::{

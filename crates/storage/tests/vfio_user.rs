@@ -5,7 +5,7 @@ use forebay_io::{Arena, Op, Via};
 use forebay_model::job::Pages;
 use forebay_rigs::drive::{Control, Drive, BLOCK};
 use forebay_rigs::worker::{content, Rig, LONG};
-use forebay_storage::{probe_drive, Uri, VfioUserDrive, VfioUserOptions};
+use forebay_storage::{Inquiry, Uri, VfioUserDrive, VfioUserOptions};
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -243,15 +243,17 @@ fn a_drive_that_answers_nothing_fails_what_it_has_in_time() {
 
 // promise: VUD-5
 #[test]
-fn a_look_at_a_drive_says_what_it_grants_and_leaves_it_free() {
+fn a_drive_that_is_identified_says_what_it_grants_and_leaves_it_free() {
     let device = Drive::start(disk());
-    for wanted in [None, Some(1)] {
-        let (controller, namespaces) = probe_drive(&options(&device, ""), wanted, LONG).unwrap();
-        assert_eq!((controller.model.as_str(), controller.queues), ("drive", 8));
-        let found: Vec<_> = namespaces.iter().map(|n| (n.nsid, n.blocks)).collect();
+    let inquiry = Inquiry { host_nqn: None, timeout: LONG };
+    let ask = |more: &str, one: bool| Uri::parse(&device.uri(more)).unwrap().identify(&inquiry, one).unwrap();
+    for one in [false, true] {
+        let report = ask("", one).unwrap();
+        assert_eq!((report.controller.model.as_str(), report.controller.queues), ("drive", 8));
+        let found: Vec<_> = report.namespaces.iter().map(|n| (n.nsid, n.blocks)).collect();
         assert_eq!(found, [(1, BYTES as u64 / u64::from(BLOCK))]);
     }
-    assert!(probe_drive(&options(&device, ""), Some(2), LONG).is_err(), "there is no such namespace");
+    assert!(ask("nsid=2", true).is_err(), "there is no such namespace");
     let mut rig = worker(&open(&device, ""), 1, 4096, true);
     assert_eq!(rig.one(Op::Read, 0, 4096).result, Ok(4096));
     rig.close();

@@ -26,7 +26,6 @@ mod raid;
 mod report;
 mod source;
 mod syscalls;
-mod target;
 #[cfg(test)]
 mod tests;
 mod topology;

@@ -1,6 +1,5 @@
 //! The subject of the examination: the paths, sockets and hosts that a source URI names.
 
-use super::target;
 use forebay_io::{counted, with_time_limit, Check, CheckArea, CheckState, Roots};
 use forebay_model::units::readable_bytes as size;
 use forebay_model::Error;
@@ -102,11 +101,7 @@ pub(crate) fn checks(roots: &Roots, asked: &Asked) -> Vec<Check> {
         }
         checks.push(Check::new(CheckArea::Source, "source", "source", CheckState::Works, found));
     }
-    checks.extend(
-        asked.others.iter().flat_map(|other| {
-            target::from_here(roots, &other.source).unwrap_or_else(|| other.source.checks())
-        }),
-    );
+    checks.extend(asked.others.iter().flat_map(|other| other.source.checks(roots)));
     checks
 }
 

@@ -2,6 +2,7 @@
 
 mod causes;
 mod machine;
+mod targets;
 
 use super::verdict::Facts;
 use super::*;

@@ -1,21 +1,15 @@
 //! One controller and its namespaces: every field of Identify by its name in the specification, and what matters
 //! of them in units that can be used.
 
-use super::{first, resolve, Looking};
-use crate::source::nvme_tcp::{self, Accepted, Address, Link, Transport};
-use crate::source::vfio_user;
-use crate::source::Uri;
+use crate::source::{Accepted, Inquiry, Uri};
 use crate::Error;
-use forebay_io::{show_uuid, NvmeHostIdentity};
-use forebay_nvme::host::{ControllerInfo, NamespaceInfo, Options, Session};
+use forebay_io::show_uuid;
+use forebay_nvme::host::{ControllerInfo, NamespaceInfo};
 use forebay_nvme::identify;
 use forebay_nvme::layout::{Field, Shape};
 use forebay_nvme::log::AnaState;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// Schema `forebay.identify/1`.
 #[derive(Clone, Debug, Serialize)]
@@ -104,117 +98,28 @@ const EVENTS: [(u16, &str); 5] = [
     (31, "discovery log changed"),
 ];
 
-/// Connects to the subsystem that `text` names, looks, and leaves. With `nsid=` in it, at that namespace alone.
+/// Connects to the subsystem that `text` names, asks, and leaves. With `nsid=` in it, for that namespace alone.
 ///
 /// # Errors
-/// `Request`: neither a nvme+tcp:, a nvme+rdma: nor a vfio-user: URI, or the target refuses this host. `Machine`: nothing
-/// answers there. `Run`: what answers doesn't keep to the protocol.
-pub fn identify(text: &str, looking: &Looking) -> Result<Identified, Error> {
+/// `Request`: no source with an NVMe controller behind it, or the target refuses this host. `Machine`: nothing answers there.
+/// `Run`: what answers doesn't keep to the protocol.
+pub fn identify(text: &str, inquiry: &Inquiry) -> Result<Identified, Error> {
     let uri = Uri::recognise(text)?;
-    if let Some(asked) = vfio_user::Options::from_uri(&uri) {
-        return emulated(asked, text.contains("nsid="), looking);
-    }
-    let asked = nvme_tcp::Options::from_uri(&uri).ok_or_else(|| {
+    let report = uri.identify(inquiry, text.contains("nsid=")).unwrap_or_else(|| {
         let found = "is neither a nvme+tcp:, a nvme+rdma: nor a vfio-user: URI";
         let next = "nvme+tcp://HOST:4420/NQN (forebay discover HOST shows them), or vfio-user:SOCKET";
-        Error::request(format!("'{text}'"), found, next)
+        Err(Error::request(format!("'{text}'"), found, next))
     })?;
-    let wanted = text.contains("nsid=").then_some(asked.nsid);
-    let ask = Ask { asked, wanted, identity: looking.identity_by(asked)?, within: looking.timeout };
-    if asked.transport == Transport::Rdma {
-        return ask.by_rdma();
-    }
-    let tls = nvme_tcp::Tls::from_options(asked, &ask.identity.nqn)?;
-    let Address { host, port } = &asked.addresses[0];
-    let addresses = resolve(host, *port, looking.timeout)?;
-    first(&addresses, |address| ask.by_tcp(address, tls.clone()))
-}
-
-/// Subject of an examination, and the host that asks.
-struct Ask<'a> {
-    asked: &'a nvme_tcp::Options,
-    /// This namespace alone.
-    wanted: Option<u32>,
-    identity: NvmeHostIdentity,
-    within: Duration,
-}
-
-impl Ask<'_> {
-    fn by_tcp(&self, address: SocketAddr, tls: Option<Arc<nvme_tcp::Tls>>) -> Result<Identified, Error> {
-        let mut link = Link::open(tls, address, &self.identity.nqn, &self.asked.nqn, self.within)?;
-        link.secret_files = (self.asked.secret_file.clone(), self.asked.ctrl_secret_file.clone());
-        let mut session = self.session(link.now_ms());
-        link.bring_up(&mut session)?;
-        let found = self.identified(&session, address, link.accepted);
-        link.shut_down(&mut session);
-        found
-    }
-
-    fn by_rdma(&self) -> Result<Identified, Error> {
-        let session = |now| self.session(now);
-        let looked = nvme_tcp::probe(self.asked, &self.identity.nqn, self.within, session)?;
-        let found = self.identified(looked.session(), looked.at(), Accepted::default());
-        looked.shut_down();
-        found
-    }
-
-    fn session(&self, now_ms: u64) -> Session {
-        let options = Options {
-            host_nqn: self.identity.nqn.clone(),
-            host_id: self.identity.id,
-            subsystem_nqn: self.asked.nqn.clone(),
-            queues: u16::MAX,
-            queue_entries: u16::MAX,
-            keep_alive_ms: 0,
-            timeout_ms: self.within.as_millis() as u64,
-            namespace: self.wanted,
-        };
-        Session::new(options, now_ms)
-    }
-
-    /// Describes a session that is ready.
-    fn identified(
-        &self,
-        session: &Session,
-        address: SocketAddr,
-        accepted: Accepted,
-    ) -> Result<Identified, Error> {
-        let base = self.asked.base();
-        let namespaces: Vec<_> =
-            session.namespaces().values().map(|n| namespace(n, &base, session.controller())).collect();
-        if let Some(missing) = self.wanted.filter(|w| namespaces.iter().all(|n| n.nsid != *w)) {
-            let found = format!("{} at {address} has none that this host may use", self.asked.nqn);
-            return Err(Error::request(
-                format!("namespace {missing}"),
-                found,
-                format!("forebay identify {base}"),
-            ));
-        }
-        Ok(Identified {
-            schema: "forebay.identify/1",
-            uri: base,
-            address: address.to_string(),
-            host_nqn: self.identity.nqn.clone(),
-            summary: summary(session.controller(), accepted),
-            controller: fields(identify::Controller::FIELDS, &session.controller().raw),
-            namespaces,
-        })
-    }
-}
-
-/// A drive that another process emulates: no network, no names.
-fn emulated(asked: &vfio_user::Options, one: bool, looking: &Looking) -> Result<Identified, Error> {
-    let wanted = one.then_some(asked.nsid);
-    let (controller, namespaces) = vfio_user::probe_drive(asked, wanted, looking.timeout)?;
-    let base = format!("vfio-user:{}", asked.socket.display());
+    let namespaces =
+        report.namespaces.iter().map(|n| namespace(n, &report.uri, &report.controller)).collect();
     Ok(Identified {
         schema: "forebay.identify/1",
-        uri: base.clone(),
-        address: asked.socket.display().to_string(),
-        host_nqn: String::new(),
-        summary: summary(&controller, Accepted::default()),
-        controller: fields(identify::Controller::FIELDS, &controller.raw),
-        namespaces: namespaces.iter().map(|n| namespace(n, &base, &controller)).collect(),
+        address: report.address,
+        host_nqn: report.host_nqn,
+        summary: summary(&report.controller, report.accepted),
+        controller: fields(identify::Controller::FIELDS, &report.controller.raw),
+        namespaces,
+        uri: report.uri,
     })
 }
 
@@ -337,9 +242,9 @@ mod tests {
 
     #[test]
     fn what_is_no_remote_source_is_refused() {
-        let looking = Looking { host_nqn: None, timeout: std::time::Duration::from_millis(100) };
+        let inquiry = Inquiry { host_nqn: None, timeout: std::time::Duration::from_millis(100) };
         for text in ["nil:", "/tmp", "nvme+tcp:x"] {
-            assert_eq!(identify(text, &looking).unwrap_err().kind, crate::Kind::Request, "{text}");
+            assert_eq!(identify(text, &inquiry).unwrap_err().kind, crate::Kind::Request, "{text}");
         }
     }
 }

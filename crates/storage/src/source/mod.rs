@@ -1,6 +1,7 @@
 //! Sources named by URI, and the targets they resolve to.
 
 pub(crate) mod at_once;
+mod controller;
 pub(crate) mod fault;
 pub(crate) mod file;
 mod model;
@@ -13,6 +14,7 @@ pub(crate) mod stripe;
 pub(crate) mod uri;
 pub(crate) mod vfio_user;
 
+pub use controller::{Accepted, ControllerReport, Discovered, Inquiry};
 pub use file::OpenFileSource;
 pub use model::OpenModel;
 pub use nil::OpenNil;
@@ -33,6 +35,9 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+/// Asks the host of that name which sources of a kind it offers.
+type Discover = fn(&str, &Inquiry) -> Result<Discovered, Error>;
+
 /// One kind of source, for help, docs and the contract suite.
 pub struct SourceRow {
     pub scheme: &'static str,
@@ -46,6 +51,8 @@ pub struct SourceRow {
     pub names: fn() -> Vec<&'static str>,
     /// What readers read in its place, which take only the names of files and block devices.
     pub instead: &'static str,
+    /// Asks a host, by its name or as these sources name it, which of them it offers; None: hosts offer none.
+    pub discover: Option<Discover>,
 }
 
 impl SourceRow {
@@ -80,6 +87,7 @@ pub const SOURCES: &[SourceRow] = &[
         available: Ok(()),
         names: Vec::new,
         instead: "the path without file:",
+        discover: None,
     },
     SourceRow {
         scheme: "stripe",
@@ -89,6 +97,7 @@ pub const SOURCES: &[SourceRow] = &[
         available: Ok(()),
         names: Vec::new,
         instead: "forebay.open([…], stripe_bytes=…) with the names of its members",
+        discover: None,
     },
     SourceRow {
         scheme: "nil",
@@ -98,6 +107,7 @@ pub const SOURCES: &[SourceRow] = &[
         available: Ok(()),
         names: Vec::new,
         instead: "a file; forebay bench runs on nil:",
+        discover: None,
     },
     SourceRow {
         scheme: "model",
@@ -107,6 +117,7 @@ pub const SOURCES: &[SourceRow] = &[
         available: Ok(()),
         names: DriveModel::names,
         instead: "a file; forebay bench runs on model:",
+        discover: None,
     },
     SourceRow {
         scheme: "nvme+tcp",
@@ -116,6 +127,7 @@ pub const SOURCES: &[SourceRow] = &[
         available: Ok(()),
         names: Vec::new,
         instead: "the namespace as a block device: nvme connect -t tcp …, then /dev/nvme1n1",
+        discover: Some(nvme_tcp::discover),
     },
     SourceRow {
         scheme: "nvme+rdma",
@@ -125,6 +137,7 @@ pub const SOURCES: &[SourceRow] = &[
         available: Ok(()),
         names: Vec::new,
         instead: "the namespace as a block device: nvme connect -t rdma …, then /dev/nvme1n1",
+        discover: Some(nvme_tcp::discover),
     },
     SourceRow {
         scheme: "vfio-user",
@@ -134,6 +147,7 @@ pub const SOURCES: &[SourceRow] = &[
         available: Ok(()),
         names: Vec::new,
         instead: r#"the drive as a block device: front = "ublk" in the file of forebay snap, then /dev/ublkb0"#,
+        discover: None,
     },
 ];
 

@@ -6,7 +6,7 @@ use super::plan::{Examiner, Open, Source, SourcePlan, Timing, Uri};
 use super::shared_drive::SharedDrive;
 use super::uri::{query, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds, Target};
-use forebay_io::{Check, CheckState, Done, Fault, Full, Geometry, Io, Mem, Queue, Reactor, Via};
+use forebay_io::{Check, CheckState, Done, Fault, Full, Geometry, Io, Mem, Queue, Reactor, Roots, Via};
 use forebay_model::device::DriveModel;
 use forebay_model::Error;
 use serde_json::json;
@@ -93,7 +93,7 @@ impl Source for ModelUri {
         Some(json!({"kind": "model", "name": self.name()}))
     }
 
-    fn checks(&self) -> Vec<Check> {
+    fn checks(&self, _: &Roots) -> Vec<Check> {
         let found =
             format!("a timed model of {}: results are simulated, whatever hardware is here", self.name());
         vec![Check::of_source("model", self, &self.to_string(), CheckState::Works, found)]

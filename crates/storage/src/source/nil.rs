@@ -3,7 +3,7 @@
 use super::plan::{Examiner, Open, Source, SourcePlan, Uri};
 use super::uri::{query, Text};
 use super::{MadeOf, OpenFile, OpenSource, QueueNeeds};
-use forebay_io::{Check, CheckState, Done, Full, Geometry, Io, Queue, Reactor, Via};
+use forebay_io::{Check, CheckState, Done, Full, Geometry, Io, Queue, Reactor, Roots, Via};
 use forebay_model::units::{format_bytes, parse_bytes};
 use forebay_model::Error;
 use serde_json::json;
@@ -58,7 +58,7 @@ impl Source for NilUri {
         Some(json!({"kind": "nil"}))
     }
 
-    fn checks(&self) -> Vec<Check> {
+    fn checks(&self, _: &Roots) -> Vec<Check> {
         let found = "completes at once: the cost of our own loop; no hardware applies";
         vec![Check::of_source("nil", self, &self.to_string(), CheckState::Works, found)]
     }

@@ -1,7 +1,8 @@
 //! A source, from its URI to what is open of it: parsed, examined on this machine with nothing touched, opened.
 
+use super::controller::{ControllerReport, Inquiry};
 use super::{MadeOf, OpenSource, SharedDrive, Target};
-use forebay_io::Check;
+use forebay_io::{Check, Roots};
 use forebay_model::device::DriveModel;
 use forebay_model::Error;
 use serde::{Serialize, Serializer};
@@ -64,9 +65,15 @@ pub trait Source: Any + fmt::Display + fmt::Debug + Send + Sync {
         None
     }
 
-    /// The checks of `doctor`, as far as they need no connection, for a source that isn't in the file system.
-    fn checks(&self) -> Vec<Check> {
+    /// The checks of `doctor`, for a source that isn't in the file system. `roots`: where the machine describes itself.
+    fn checks(&self, _: &Roots) -> Vec<Check> {
         Vec::new()
+    }
+
+    /// Asks the NVMe controller behind it what it is; None where there is none. `one`: of its namespaces, for the one that
+    /// the source names.
+    fn identify(&self, _: &Inquiry, _: bool) -> Option<Result<ControllerReport, Error>> {
+        None
     }
 
     /// Returns the plan of the source here, of which `wanted` bytes are to be used where a number was given.

@@ -2,6 +2,7 @@
 //! at a controller, where nothing is in a hurry.
 
 use super::{refused, By, Tls, Transport, OVER_TLS};
+use crate::source::controller::Accepted;
 use crate::source::nvme::Cause;
 use crate::Error;
 use forebay_io::{auth_random, host_secrets, DHCHAP_SECRET_VARIABLE};
@@ -20,15 +21,6 @@ const DEPTH: u16 = 31;
 /// Data that an admin command's capsule may carry (tcp, section 3.3.2.2).
 const IN_CAPSULE_BYTES: u32 = 8192;
 
-/// Parameters of the connection that the other end accepted (ICResp).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Accepted {
-    /// MAXH2CDATA, bytes.
-    pub max_h2c_bytes: u32,
-    pub header_digest: bool,
-    pub data_digest: bool,
-}
-
 /// One command outside of a session.
 #[derive(Default)]
 struct Alone {
@@ -45,7 +37,7 @@ impl Care for Alone {
     fn authenticated(&mut self, _: u64) {}
 }
 
-pub struct Link {
+pub(crate) struct Link {
     pub accepted: Accepted,
     /// Files with the secrets of this host and of the controller; else those of the environment.
     pub secret_files: (Option<PathBuf>, Option<PathBuf>),
@@ -70,7 +62,7 @@ struct Flight {
 
 impl Link {
     /// Connects, over TLS where there is one, and exchanges ICReq and ICResp, both digests asked for.
-    pub fn open(
+    pub(crate) fn open(
         tls: Option<Arc<Tls>>,
         address: SocketAddr,
         host_nqn: &str,
@@ -105,17 +97,17 @@ impl Link {
         Ok(link)
     }
 
-    pub fn socket(&self) -> &TcpStream {
+    pub(crate) fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
     /// Runs the session until it is ready.
-    pub fn bring_up(&mut self, session: &mut impl Care) -> Result<(), Error> {
+    pub(crate) fn bring_up(&mut self, session: &mut impl Care) -> Result<(), Error> {
         self.drive(session, |event| event == Event::Ready)
     }
 
     /// Shuts the controller down. One that doesn't answer is left as it is.
-    pub fn shut_down(mut self, session: &mut Session) {
+    pub(crate) fn shut_down(mut self, session: &mut Session) {
         session.shut_down(self.now_ms());
         let until = Instant::now() + self.timeout.min(Duration::from_secs(2));
         while !session.is_shut_down() && Instant::now() < until {
@@ -125,7 +117,7 @@ impl Link {
         }
     }
 
-    pub fn now_ms(&self) -> u64 {
+    pub(crate) fn now_ms(&self) -> u64 {
         self.begun.elapsed().as_millis() as u64
     }
 

@@ -12,6 +12,8 @@ mod admin_link;
 mod association;
 mod auth;
 mod connection;
+mod discover;
+mod identify;
 mod options;
 mod path;
 mod probe;
@@ -19,17 +21,20 @@ mod queue;
 mod queue_pair;
 mod rdma;
 mod report;
+mod resolve;
+mod target_checks;
 mod tcp;
 mod tls;
 
-pub(crate) use admin_link::Accepted;
-pub use admin_link::Link;
+pub(super) use admin_link::Link;
 pub(crate) use connection::OVER_TLS;
-pub use options::{Address, Options, Transport};
-pub(crate) use probe::probe;
+pub(super) use discover::discover;
+pub use options::Options;
+pub(crate) use options::{Address, Transport};
 pub(crate) use queue::NvmeTcpQueue;
-pub use tls::Tls;
+pub(super) use tls::Tls;
 
+use super::controller::{ControllerReport, Inquiry};
 use super::nvme::query::{instead, Keys};
 use super::nvme::{
     await_end, examine, lock, open, Cause, Connection, Host, Namespace, PathReport, SourceReport,
@@ -39,7 +44,7 @@ use super::uri::{decode, encode, query_once, Text};
 use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
 use connection::ConnectVia;
 use forebay_io::{
-    Arena, Check, CheckState, DeviceMemory, NvmeHostIdentity, Queue, RdmaDomains, RdmaLent, Reactor,
+    Arena, Check, CheckState, DeviceMemory, NvmeHostIdentity, Queue, RdmaDomains, RdmaLent, Reactor, Roots,
 };
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
@@ -173,7 +178,10 @@ impl Source for Options {
         })
     }
 
-    fn checks(&self) -> Vec<Check> {
+    fn checks(&self, roots: &Roots) -> Vec<Check> {
+        if self.transport == Transport::Tcp {
+            return target_checks::of_addresses(roots, self);
+        }
         // Nothing is tried: a connection is a run's.
         let found = format!(
             "{}, not connected to here: forebay identify {}; what this machine can: nvme_rdma",
@@ -181,6 +189,10 @@ impl Source for Options {
             self.base()
         );
         vec![Check::of_source("nvme_rdma", self, "NVMe/RDMA target", CheckState::Unknown, found)]
+    }
+
+    fn identify(&self, inquiry: &Inquiry, one: bool) -> Option<Result<ControllerReport, Error>> {
+        Some(identify::identify(self, inquiry, one))
     }
 
     fn examine(&self, examiner: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error> {

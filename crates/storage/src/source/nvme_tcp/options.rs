@@ -1,11 +1,13 @@
 //! Options of an `nvme+tcp://` or `nvme+rdma://` URI, named as Linux and nvme-cli have them.
 
 use super::MadeOf;
+use crate::source::controller::Inquiry;
 use crate::source::nvme::query::{count, seconds, seconds_above_zero, spin, switch};
 use crate::source::plan::Uri;
 use crate::source::uri::encode;
-use forebay_io::{parse_uuid, Via};
+use forebay_io::{parse_uuid, NvmeHostIdentity, Via};
 use forebay_model::units::parse_bytes;
+use forebay_model::Error;
 use forebay_nvme::nqn::Nqn;
 use std::fmt;
 use std::path::PathBuf;
@@ -176,6 +178,18 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns the identity of a host that asks, which the URI's keys may state.
+    ///
+    /// # Errors
+    /// `Request`: by a name that is no NQN.
+    pub(super) fn identity_by(&self, inquiry: &Inquiry) -> Result<NvmeHostIdentity, Error> {
+        let identity = match (&inquiry.host_nqn, &self.host_nqn) {
+            (None, Some(named)) => NvmeHostIdentity::named(named),
+            _ => inquiry.identity()?,
+        };
+        Ok(NvmeHostIdentity { id: self.host_id.unwrap_or(identity.id), ..identity })
+    }
+
     pub fn new(address: Address, nqn: &str) -> Options {
         Options {
             transport: Transport::Tcp,

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-pub struct Tls {
+pub(crate) struct Tls {
     bridge: TlsBridge,
     context: Arc<TlsContext>,
 }
@@ -19,7 +19,7 @@ impl Tls {
     ///
     /// # Errors
     /// Kind `Request`: no key, or none that can be used. Kind `Machine`: no OpenSSL.
-    pub fn from_options(options: &Options, host_nqn: &str) -> Result<Option<Arc<Tls>>, Error> {
+    pub(crate) fn from_options(options: &Options, host_nqn: &str) -> Result<Option<Arc<Tls>>, Error> {
         if !options.asks_for_tls() {
             return Ok(None);
         }
@@ -32,7 +32,7 @@ impl Tls {
     }
 
     /// A connection that may be used at once, and is closed where there is no TLS to be had.
-    pub fn connect(&self, to: SocketAddr) -> io::Result<OwnedFd> {
+    pub(crate) fn connect(&self, to: SocketAddr) -> io::Result<OwnedFd> {
         self.bridge.connect(to, &self.context, CONNECT_WITHIN)
     }
 }

@@ -23,9 +23,9 @@ mod uring;
 mod wire;
 
 pub use options::Options;
-pub use probe::probe_drive;
 pub(crate) use queue::VfioUserQueue;
 
+use super::controller::{ControllerReport, Inquiry};
 use super::nvme::query::{instead, Keys};
 use super::nvme::{
     await_end, examine, lock, open, Cause, Connection, Host, Namespace, PathReport, SourceReport, Standing,
@@ -34,7 +34,7 @@ use super::plan::{Examiner, Open, Source, SourcePlan, Uri};
 use super::uri::{decode, query_once, Text};
 use super::{MadeOf, MemoryRegistration, OpenSource, QueueNeeds};
 use care::DriveState;
-use forebay_io::{monotonic_now, Arena, Check, CheckArea, CheckState, Queue, Reactor};
+use forebay_io::{monotonic_now, Arena, Check, CheckArea, CheckState, Queue, Reactor, Roots};
 use forebay_model::record::FabricRan;
 use forebay_model::Error;
 use forebay_nvme::host::ControllerInfo;
@@ -167,8 +167,12 @@ impl Source for Options {
         Some(json!({"kind": "vfio_user", "socket": self.socket}))
     }
 
-    fn checks(&self) -> Vec<Check> {
+    fn checks(&self, _: &Roots) -> Vec<Check> {
         vec![about_socket(&self.socket)]
+    }
+
+    fn identify(&self, inquiry: &Inquiry, one: bool) -> Option<Result<ControllerReport, Error>> {
+        Some(probe::identify(self, inquiry, one))
     }
 
     fn examine(&self, examiner: &mut dyn Examiner, wanted: Option<u64>) -> Result<SourcePlan, Error> {

@@ -2,6 +2,7 @@
 
 use super::function::{wait, Ended, Function};
 use super::{next, Options};
+use crate::source::controller::{Accepted, ControllerReport, Inquiry};
 use crate::source::nvme::Cause;
 use forebay_io::monotonic_now;
 use forebay_model::Error;
@@ -12,11 +13,26 @@ use std::time::{Duration, Instant};
 /// Longest time for leaving.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
+/// Asks the drive that another process emulates: no network, no names. `one`: for the namespace that the options name.
+pub(super) fn identify(options: &Options, inquiry: &Inquiry, one: bool) -> Result<ControllerReport, Error> {
+    let wanted = one.then_some(options.nsid);
+    let (controller, namespaces) = probe_drive(options, wanted, inquiry.timeout)?;
+    let socket = options.socket.display().to_string();
+    Ok(ControllerReport {
+        uri: format!("vfio-user:{socket}"),
+        address: socket,
+        host_nqn: String::new(),
+        accepted: Accepted::default(),
+        controller,
+        namespaces,
+    })
+}
+
 /// Returns the drive's description of itself. `namespace`: only that one.
 ///
 /// # Errors
 /// `Machine`: nobody answers at the socket in time, or what does is no NVMe controller. `Request`: no such namespace.
-pub fn probe_drive(
+fn probe_drive(
     options: &Options,
     namespace: Option<u32>,
     within: Duration,

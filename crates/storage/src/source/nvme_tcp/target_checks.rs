@@ -1,13 +1,15 @@
 //! Examination of an NVMe/TCP target and the way to it: its handshake, what it grants, the namespace, and how much one
 //! connection carries. Nothing is read or written there.
 
+#![allow(unsafe_code, reason = "TCP_INFO, which rustix lacks")]
+
+use super::{Address, Link, Options, Tls};
 use crate::Error;
 use forebay_io::{with_time_limit, Check, CheckArea, CheckState, NvmeHostIdentity, Roots, TLS_KEY_VARIABLE};
 use forebay_model::units::readable_bytes as size;
 use forebay_model::units::BYTES_PER_GIB;
 use forebay_nvme::host::{self, ControllerInfo, NamespaceInfo, Session};
 use forebay_nvme::log::AnaState;
-use forebay_storage::{AdminLink, NvmeTcpAddress, NvmeTcpOptions, NvmeTcpTls, NvmeTcpTransport, Uri};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -25,17 +27,10 @@ const CARRIES_LEAST: f64 = 25e9 / 8.0;
 /// Reads shorter than this cost a command each.
 const TRANSFER_LEAST: u32 = 128 << 10;
 
-/// Checks that connect from this machine to a namespace over TCP; None for any other source.
-pub(crate) fn from_here(roots: &Roots, source: &Uri) -> Option<Vec<Check>> {
-    let options =
-        NvmeTcpOptions::from_uri(source).filter(|options| options.transport == NvmeTcpTransport::Tcp)?;
-    Some(addresses(roots, options))
-}
-
 /// Every address of a namespace, side by side: one that doesn't answer holds up no other.
-fn addresses(roots: &Roots, options: &NvmeTcpOptions) -> Vec<Check> {
-    let one = |address: &NvmeTcpAddress| {
-        let here = NvmeTcpOptions { addresses: vec![address.clone()], ..options.clone() };
+pub(super) fn of_addresses(roots: &Roots, options: &Options) -> Vec<Check> {
+    let one = |address: &Address| {
+        let here = Options { addresses: vec![address.clone()], ..options.clone() };
         let uri = here.to_string();
         let (check, reached) = reach(&uri, &address.host, address.port, &here.nqn);
         let more = reached.map_or_else(Vec::new, |to| checks(roots, &uri, &here, to));
@@ -91,16 +86,16 @@ fn reach(uri: &str, host: &str, port: u16, nqn: &str) -> (Check, Option<SocketAd
 }
 
 /// Checks of one target that accepts connections at `address`.
-fn checks(roots: &Roots, uri: &str, options: &NvmeTcpOptions, address: SocketAddr) -> Vec<Check> {
+fn checks(roots: &Roots, uri: &str, options: &Options, address: SocketAddr) -> Vec<Check> {
     let say = Say { uri, options };
     let named = options.host_nqn.as_deref();
     let identity = named.map_or_else(NvmeHostIdentity::of_this_machine, NvmeHostIdentity::named);
-    let tls = match NvmeTcpTls::from_options(options, &identity.nqn) {
+    let tls = match Tls::from_options(options, &identity.nqn) {
         Ok(tls) => tls,
         Err(error) => return vec![say.failed("tls", "TLS key", &error)],
     };
     let mut checks: Vec<Check> = tls.iter().map(|_| say.key()).collect();
-    let mut link = match AdminLink::open(tls, address, &identity.nqn, &options.nqn, ANSWER) {
+    let mut link = match Link::open(tls, address, &identity.nqn, &options.nqn, ANSWER) {
         Ok(link) => link,
         Err(error) => {
             checks.push(say.failed("handshake", "NVMe/TCP handshake", &error));
@@ -123,7 +118,7 @@ fn checks(roots: &Roots, uri: &str, options: &NvmeTcpOptions, address: SocketAdd
 }
 
 /// Asks for what the URI asks for: `queues` I/O queues, one for each processor where it says nothing.
-fn session(options: &NvmeTcpOptions, identity: &NvmeHostIdentity, link: &AdminLink) -> Session {
+fn session(options: &Options, identity: &NvmeHostIdentity, link: &Link) -> Session {
     let options = host::Options {
         host_nqn: identity.nqn.clone(),
         host_id: options.host_id.unwrap_or(identity.id),
@@ -137,7 +132,7 @@ fn session(options: &NvmeTcpOptions, identity: &NvmeHostIdentity, link: &AdminLi
     Session::new(options, link.now_ms())
 }
 
-fn queues_wanted(options: &NvmeTcpOptions) -> u16 {
+fn queues_wanted(options: &Options) -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     options.queues.unwrap_or(processors.min(usize::from(u16::MAX)) as u16)
 }
@@ -168,7 +163,7 @@ fn wire_of(socket: &TcpStream) -> Option<Wire> {
 
 struct Say<'a> {
     uri: &'a str,
-    options: &'a NvmeTcpOptions,
+    options: &'a Options,
 }
 
 impl Say<'_> {
@@ -198,14 +193,14 @@ impl Say<'_> {
         self.check("tls", "TLS key", CheckState::Works, found)
     }
 
-    fn handshake(&self, link: &AdminLink) -> Check {
+    fn handshake(&self, link: &Link) -> Check {
         let tls = if self.options.asks_for_tls() { "over TLS 1.3; " } else { "" };
         let most = size(link.accepted.max_h2c_bytes.into());
         let found = format!("{tls}ICResp: data to it in PDUs of {most} at most");
         self.check("handshake", "NVMe/TCP handshake", CheckState::Works, found)
     }
 
-    fn digests(&self, link: &AdminLink) -> Check {
+    fn digests(&self, link: &Link) -> Check {
         let check = |state, found: &str| self.check("digests", "digests", state, found);
         let offered = (link.accepted.header_digest, link.accepted.data_digest);
         let lacks = self.options.header_digest && !offered.0 || self.options.data_digest && !offered.1;
@@ -329,7 +324,7 @@ impl Say<'_> {
 
     /// Segments, round trip, and what the buffers of a connection let it carry.
     /// Of the connection itself, or where it is behind TLS of another one to there.
-    fn wire_to(&self, address: SocketAddr, link: &AdminLink) -> Option<Wire> {
+    fn wire_to(&self, address: SocketAddr, link: &Link) -> Option<Wire> {
         if !self.options.asks_for_tls() {
             return wire_of(link.socket());
         }
@@ -415,101 +410,12 @@ impl Say<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_serve::{TargetConfig, TargetServer};
-    use forebay_storage::Uri;
+    use crate::source::Uri;
 
     const NQN: &str = "nqn.2026-11.io.example:a";
 
-    fn options(uri: &str) -> NvmeTcpOptions {
-        NvmeTcpOptions::from_uri(&Uri::recognise(uri).unwrap()).unwrap().clone()
-    }
-
-    fn server(settings: &str, host: &str) -> TargetServer {
-        let text = format!(
-            "listen = [\"127.0.0.1:0\"]\nthreads = 1\nbuffers = \"16m\"\n{settings}\n[[subsystems]]\nnqn = \"{NQN}\"\n{host}\n\
-             [[subsystems.namespaces]]\nsource = \"nil:?size=1g\"\nblock_bytes = 512\n"
-        );
-        TargetServer::start(TargetConfig::from_toml(&text).unwrap(), Box::new(|_| {})).unwrap()
-    }
-
-    fn checks_on(server: &TargetServer, more: &str) -> Vec<Check> {
-        let address = server.addresses()[0];
-        let uri = format!("nvme+tcp://{address}/{NQN}{more}");
-        checks(&Roots::host(), &uri, &options(&uri), address)
-    }
-
-    fn check_named<'a>(checks: &'a [Check], id: &str) -> &'a Check {
-        let wanted = format!("source.nvme_tcp.{id} ");
-        checks.iter().find(|c| c.id.starts_with(&wanted)).unwrap_or_else(|| panic!("{id} in {checks:?}"))
-    }
-
-    // promise: DOC-4
-    #[test]
-    fn a_target_is_asked_for_all_that_a_run_would_need() {
-        let server = server("", "allow_any_host = true");
-        let found = checks_on(&server, "?queues=2&hdgst=1");
-        for id in [
-            "handshake",
-            "digests",
-            "connect",
-            "queues",
-            "transfer",
-            "namespace",
-            "keep_alive",
-            "path",
-            "buffers",
-        ] {
-            let check = check_named(&found, id);
-            assert_eq!(check.state, CheckState::Works, "{check:?}");
-        }
-        assert!(check_named(&found, "queues").found.contains("2 granted of 2"));
-        assert!(check_named(&found, "namespace").found.starts_with("1 GiB in blocks of 512 B, read-only"));
-        assert!(check_named(&found, "connect").found.contains("Forebay"));
-    }
-
-    // promise: DOC-4
-    #[test]
-    fn what_a_target_lacks_is_named_with_what_to_type() {
-        let server =
-            server("queues = 1\ndata_digest = false\nmax_transfer = \"64k\"", "allow_any_host = true");
-        let found = checks_on(&server, "?queues=4&ddgst=1&nsid=7&kato=-1");
-        for (id, state, next) in [
-            ("digests", CheckState::Missing, "data_digest = true"),
-            ("queues", CheckState::Missing, "queues=1"),
-            ("transfer", CheckState::Limited, "max_transfer"),
-            ("namespace", CheckState::Missing, "forebay identify nvme+tcp://"),
-            ("keep_alive", CheckState::Limited, "kato=5"),
-        ] {
-            let check = check_named(&found, id);
-            assert_eq!(check.state, state, "{check:?}");
-            assert!(check.next.as_ref().is_some_and(|n| n.contains(next)), "{check:?}");
-            assert!(check.why.is_some(), "{check:?}");
-        }
-    }
-
-    // promise: DOC-4
-    #[test]
-    fn a_host_that_may_not_come_and_a_peer_that_is_no_target_are_told_so() {
-        let server = server("", "[[subsystems.hosts]]\nnqn = \"nqn.2026-11.io.example:other\"");
-        let refused = checks_on(&server, "");
-        let check = check_named(&refused, "connect");
-        assert!(check.state == CheckState::Missing && check.next.is_some(), "{check:?}");
-        assert_eq!(check_named(&refused, "handshake").state, CheckState::Works);
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let answers = std::thread::spawn(move || {
-            use std::io::Write;
-            let (mut socket, _) = listener.accept().unwrap();
-            socket.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n").unwrap();
-        });
-        let uri = format!("nvme+tcp://{address}/{NQN}");
-        let found = checks(&Roots::host(), &uri, &options(&uri), address);
-        assert_eq!(
-            (found.len(), check_named(&found, "handshake").state),
-            (1, CheckState::Missing),
-            "{found:?}"
-        );
-        answers.join().unwrap();
+    fn options(uri: &str) -> Options {
+        Options::from_uri(&Uri::recognise(uri).unwrap()).unwrap().clone()
     }
 
     // promise: DOC-4
