@@ -363,10 +363,6 @@ def test_only_a_source_knows_its_kind() -> None:
     assert not named, "\n".join(f"{module} names {' '.join(sorted(of))}" for module, of in named.items())
 
 
-# Python's modules likewise.
-PYTHON_ABOUT_ONE_KIND: dict[str, str] = {
-    "sweep/fabric.py": "nvme+tcp",
-}
 # Methods whose texts are compared with another text, and functions of `re`.
 COMPARING = {"startswith", "endswith", "removeprefix", "partition", "rpartition", "split", "index", "find", "count"}
 COMPARING |= {"match", "fullmatch", "search", "compile", "sub", "findall", "finditer"}
@@ -412,7 +408,7 @@ def test_python_asks_the_engine_what_a_source_is() -> None:
                 scheme = begun[1] if begun else text if whole and text in unlike_words else None
                 if scheme:
                     named.setdefault(path.relative_to(package).as_posix(), set()).add(scheme)
-    assert {module: " ".join(sorted(of)) for module, of in named.items()} == PYTHON_ABOUT_ONE_KIND
+    assert not named, "\n".join(f"{module} names {' '.join(sorted(of))}" for module, of in named.items())
 
 
 # Modules of Python that are about one path by their purpose: what doctor, gdsio and cuFile's table of types are of, the colours

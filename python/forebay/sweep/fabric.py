@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from forebay import run as engine
 from forebay.bench.save import place
 from forebay.errors import MachineError, RequestError, RunError
-from forebay.uri import parsed
+from forebay.uri import known, parsed
 
 if TYPE_CHECKING:
     from forebay.sweep.plan import Plan
@@ -86,7 +86,8 @@ def parse_elsewhere(text: str) -> str:
     if ANY.fullmatch(text):
         return text
     uri = "nvme+" + text if text.startswith("tcp://") else text
-    if not re.fullmatch(r"nvme\+tcp://[^/?]+/nqn\.[^?\s]+", uri):
+    source = known(uri)
+    if source is None or not source.is_by_socket or not re.fullmatch(r"[^/]+//[^/?]+/nqn\.[^?\s]+", uri):
         like = "--fabric tcp://192.0.2.7, or --fabric tcp://192.0.2.7:4420/nqn.2026-01.io.example:big"
         raise RequestError(f"--fabric {text}", "is not tcp://HOST[:PORT][/NQN]", like)
     return uri
