@@ -191,9 +191,9 @@ class World:
         self._started = None
         mine = self._agree_on_jobs(job)
         self._make_files(mine, go)
-        return self.conduct(mine, go, interrupt, float(job.get("timeout_s") or 30.0))
+        return self.run_together(mine, go, interrupt, float(job.get("timeout_s") or 30.0))
 
-    def conduct(
+    def run_together(
         self,
         job: Job,
         go: Callable[..., Record],

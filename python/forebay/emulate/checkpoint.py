@@ -149,7 +149,7 @@ def measure(spec: Spec, interrupt: Interrupt, quiet: bool, world: Any, listens: 
         else:
             world.all_agree(lambda: engine_plan(spec))
             timeout_s = float(spec.get("timeout_s") or 30.0)
-            record = world.conduct(spec, lambda spec: go(spec, barrier=world.meet), interrupt, timeout_s)
+            record = world.run_together(spec, lambda spec: go(spec, barrier=world.meet), interrupt, timeout_s)
         return Outcome(record, interrupted=interrupt.requested)
     except ForebayError as error:
         found = getattr(error, "record", None)

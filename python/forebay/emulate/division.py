@@ -155,7 +155,7 @@ def _of_reading(request: Request, division: str) -> Iterator[Breach]:
 
 def breaches_of_workload(workload: Training, rules: str, division: str) -> Iterator[Breach]:
     """Yields the differences between the workload and the rules. Nothing: it is the published one, whoever's file it is from."""
-    reference = published(workload, rules)
+    reference = published(workload.name, workload.accelerator, rules)
     if reference is None:
         what = f"{workload.name} on {workload.accelerator} isn't a workload of {rules}"
         yield Breach("workload", what, "forebay emulate workloads")
@@ -170,10 +170,10 @@ def breaches_of_workload(workload: Training, rules: str, division: str) -> Itera
             yield Breach("parameters", f"{parameter}{shown or ' differs'}", f"{parameter} as published")
 
 
-def published(workload: Training, rules: str) -> Training | None:
+def published(name: str, accelerator: str | None, rules: str) -> Training | None:
     """The rules' own workload of that name on that accelerator."""
-    for known in builtin().get(workload.name, ()):
-        fits = isinstance(known, Training) and known.accelerator == workload.accelerator
+    for known in builtin().get(name, ()):
+        fits = isinstance(known, Training) and known.accelerator == accelerator
         if fits and isinstance(known, Training) and (rules == "text" or rules in known.rules):
             return known
     return None

@@ -192,7 +192,7 @@ def run(world: World, spec: Spec, observe: Callable[[dict[str, Any]], None], int
         world.gave_up = not barrier.finish(through)
 
     try:
-        record = world.conduct(mine, go, interrupt, GRACE_S, finish)
+        record = world.run_together(mine, go, interrupt, GRACE_S, finish)
     except RunError as error:
         _count_hosts(getattr(error, "record", None), hosts)
         raise

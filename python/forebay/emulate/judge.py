@@ -71,22 +71,9 @@ def counted(runs: Sequence[T], rules: str) -> Sequence[T]:
 
 def judge(runs: Sequence[Run], damaged: Sequence[Damaged], rules: str, which: str) -> list[Verdict]:
     """Every rule's verdict, in the order in which a reader would ask."""
-    workload = published(runs, rules)
+    workload = division.published(runs[0].workload, runs[0].accelerator, rules) if runs else None
     case = Case(runs, damaged, rules, which, workload)
     return [verdict for rule in RULES for verdict in rule(case)]
-
-
-def published(runs: Sequence[Run], rules: str) -> Training | None:
-    """The rules' own workload of the first run, for the accelerator that it names."""
-    from forebay.emulate.workloads import builtin
-
-    if not runs:
-        return None
-    for known in builtin().get(runs[0].workload, ()):
-        fits = isinstance(known, Training) and known.accelerator == runs[0].accelerator
-        if fits and isinstance(known, Training) and (rules == "text" or rules in known.rules):
-            return known
-    return None
 
 
 # The rules -----------------------------------------------------------------------------------------------

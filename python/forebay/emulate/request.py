@@ -116,7 +116,7 @@ def workload_spec(workload: Training, rules: str, files: int | None) -> dict[str
     read = [c.name for c in workload.columns if c.read]
     has = workload.rules
     own = workload.status == "own" and any(division.breaches_of_workload(workload, rules, "closed"))
-    if workload.status == "own" and not own and (reference := division.published(workload, rules)):
+    if workload.status == "own" and not own and (reference := division.published(workload.name, workload.accelerator, rules)):
         has = reference.rules
     edition = rules if rules in has else has[-1]
     return {

@@ -178,7 +178,7 @@ def _line(record: Record) -> str:
     return f"seed {part['seed']}: {end}, {rate}"
 
 
-def conduct(
+def run_series(
     request: Request,
     make: Callable[[int], Any],
     torch: bool,

@@ -444,7 +444,7 @@ def _run(
     if many is not None:
         from forebay.train import series
 
-        return series.conduct(request, make, torch, many, as_json, out, quiet, logs)
+        return series.run_series(request, make, torch, many, as_json, out, quiet, logs)
     model = group.together(lambda: make(request.seed))
     try:
         return _run_one(request, model, torch, as_json, out, quiet, logs, weights)

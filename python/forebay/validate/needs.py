@@ -14,7 +14,7 @@ GDSIO_PLACES = ("cuda*/gds/tools/gdsio", "cuda*/gds/tools/gdsio.x86_64")
 
 
 @dataclass(frozen=True)
-class Ground:
+class Facts:
     """Facts known before anything runs. `reports` are the doctor's, by source; "" is the machine's."""
 
     sources: tuple[str, ...]
@@ -53,11 +53,11 @@ def find_gdsio() -> str | None:
     return found or next((str(p) for p in toolkits if p.is_file()), None)
 
 
-def _source(g: Ground) -> str | None:
+def _source(g: Facts) -> str | None:
     return None if g.sources else "no SOURCE was named"
 
 
-def _directory(g: Ground) -> str | None:
+def _directory(g: Facts) -> str | None:
     if not g.sources:
         return _source(g)
     kinds = {s: g.kinds[s] for s in g.sources if g.kinds[s] != "directory"}
@@ -69,17 +69,17 @@ def _directory(g: Ground) -> str | None:
     )
 
 
-def _gpu(g: Ground) -> str | None:
+def _gpu(g: Facts) -> str | None:
     return g.report["verdicts"]["bounce"]["because"]
 
 
-def _gpu_index(g: Ground) -> str | None:
+def _gpu_index(g: Facts) -> str | None:
     there = [gpu["index"] for gpu in g.report["gpu"]["gpus"]]
     lacking = [i for i in g.gpus if i not in there]
     return f"there is no GPU {lacking[0]}, only {', '.join(map(str, there))}" if there and lacking else None
 
 
-def _mapped(g: Ground) -> str | None:
+def _mapped(g: Facts) -> str | None:
     if g.kinds.get(g.sources[0] if g.sources else "", "") == "device":
         return "only files can be mapped"
     return g.report["verdicts"]["mapped"]["because"]
@@ -89,31 +89,31 @@ def _mapped(g: Ground) -> str | None:
 HOPELESS = ("gpu", "libcuda", "library")
 
 
-def _cufile(g: Ground) -> str | None:
+def _cufile(g: Facts) -> str | None:
     return next((c["because"] for c in g.gds["both"] if c["id"] in HOPELESS), None)
 
 
-def doubt(needs: tuple[str, ...], ground: Ground) -> str | None:
+def doubt(needs: tuple[str, ...], facts: Facts) -> str | None:
     """Why the doctor expects a step on cuFile to be refused; None where it expects it to run."""
-    answer = ground.gds["answer"]
+    answer = facts.gds["answer"]
     if ("direct" in needs and answer != "direct") or ("cufile" in needs and answer == "no"):
-        return reason(ground.gds)
+        return reason(facts.gds)
     return None
 
 
-def _several(count: int) -> Callable[[Ground], str | None]:
-    def check(g: Ground) -> str | None:
+def _several(count: int) -> Callable[[Facts], str | None]:
+    def check(g: Facts) -> str | None:
         return None if len(g.sources) >= count else f"needs {count} sources, and {len(g.sources)} were named"
 
     return check
 
 
-def _two_gpus(g: Ground) -> str | None:
+def _two_gpus(g: Facts) -> str | None:
     count = len(g.report["gpu"]["gpus"])
     return None if count >= 2 else f"needs two GPUs, and there {'is one' if count == 1 else f'are {count}'}"
 
 
-def _meter(g: Ground) -> str | None:
+def _meter(g: Facts) -> str | None:
     checks = [c for c in g.report["checks"] if c["area"] == "power"]
     if any(c["state"] == "works" for c in checks):
         return None
@@ -121,16 +121,16 @@ def _meter(g: Ground) -> str | None:
     return "no power meter answers" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
-def _gdsio(g: Ground) -> str | None:
+def _gdsio(g: Facts) -> str | None:
     return None if g.gdsio else "gdsio isn't installed (it comes with CUDA's package gds-tools)"
 
 
-def _two_nodes(g: Ground) -> str | None:
+def _two_nodes(g: Facts) -> str | None:
     count = int(g.report["environment"]["numa_nodes"])
     return None if count >= 2 else f"needs two NUMA nodes, and there is {count}"
 
 
-def _huge_pages(g: Ground) -> str | None:
+def _huge_pages(g: Facts) -> str | None:
     check = next((c for c in g.report["checks"] if c["id"] == "hugetlb"), None)
     if check is not None and check["state"] == "works":
         return None
@@ -138,7 +138,7 @@ def _huge_pages(g: Ground) -> str | None:
 
 
 # name → why it isn't there, or None
-NEEDS: dict[str, Callable[[Ground], str | None]] = {
+NEEDS: dict[str, Callable[[Facts], str | None]] = {
     "source": _source,
     "directory": _directory,
     "gpu": lambda g: _gpu(g) or _gpu_index(g),
@@ -156,9 +156,9 @@ NEEDS: dict[str, Callable[[Ground], str | None]] = {
 }
 
 
-def unmet(needs: tuple[str, ...], ground: Ground) -> str | None:
+def unmet(needs: tuple[str, ...], facts: Facts) -> str | None:
     """The first reason why a step can't run here; None where it can."""
-    return next((why for name in needs if (why := NEEDS[name](ground)) is not None), None)
+    return next((why for name in needs if (why := NEEDS[name](facts)) is not None), None)
 
 
 def reason(gds: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from forebay.errors import ForebayError, MachineError, RequestError, RunError
 from forebay.paths import abilities
 from forebay.stages import Stages
 from forebay.validate import counters, document
-from forebay.validate.needs import Ground, doubt, kind_of, unmet
+from forebay.validate.needs import Facts, doubt, kind_of, unmet
 from forebay.validate.plan import FILES, Options, job_of, place
 from forebay.validate.steps import Run, Step
 
@@ -37,7 +37,7 @@ class Validation:
     """One validation in progress. `path` None: nothing is saved (tests)."""
 
     options: Options
-    ground: Ground
+    facts: Facts
     document: dict[str, Any]
     path: Path | None
     stages: Stages
@@ -71,7 +71,7 @@ class Validation:
             if before is not None and before["state"] == "ran" and not _unfinished(before):
                 self.stages.say(f"[{number}/{len(steps)}] {step.name}: done before")
                 continue
-            why = unmet(step.needs, self.ground)
+            why = unmet(step.needs, self.facts)
             if why is not None:
                 self._keep(step, [], "skipped", why)
                 self.stages.say(f"[{number}/{len(steps)}] {step.name}: skipped, {why}")
@@ -103,7 +103,7 @@ class Validation:
 
     def _step(self, step: Step, before: list[Entry]) -> None:
         runs: list[Entry] = []
-        expected, fatal = doubt(step.needs, self.ground), self._fatal(step)
+        expected, fatal = doubt(step.needs, self.facts), self._fatal(step)
         try:
             for one in self._runs(step):
                 if self.interrupt.requested:
@@ -184,7 +184,7 @@ class Validation:
         return [self._job(job_of(step, run, self.options), run) for run in step.runs]
 
     def _job(self, job: dict[str, Any], run: Run) -> Planned:
-        return Planned(run.name, job, partial(self._measure, job), why_not=unmet(run.needs, self.ground))
+        return Planned(run.name, job, partial(self._measure, job), why_not=unmet(run.needs, self.facts))
 
     def _measure(self, job: dict[str, Any]) -> Entry:
         def observe(progress: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ class Validation:
         def show(report: dict[str, Any]) -> Callable[[], Entry]:
             return lambda: {"report": report, "words": report["verdict"]}
 
-        return [Planned(name, {}, show(report)) for name, report in self.ground.reports.items()]
+        return [Planned(name, {}, show(report)) for name, report in self.facts.reports.items()]
 
     def _preset(self, step: Step) -> list[Planned]:
         from forebay.sweep import plan as planning
@@ -255,7 +255,7 @@ class Validation:
             "-i",
             "1M",
         ]
-        theirs, ours = [str(self.ground.gdsio)], [sys.executable, "-m", "forebay.cli", "gdsio"]
+        theirs, ours = [str(self.facts.gdsio)], [sys.executable, "-m", "forebay.cli", "gdsio"]
         if len(list(folder.glob("gdsio.*"))) < FILES:
             self._command([*theirs, *common, "-x", "1", "-I", "1"])
         read = [*common, *run.name.split(), "-I", "0", "-T", str(max(1, round(self.options.seconds)))]

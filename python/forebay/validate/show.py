@@ -6,7 +6,7 @@ from typing import Any
 
 from forebay.stages import format_duration
 from forebay.units import format_bytes
-from forebay.validate.needs import Ground, unmet
+from forebay.validate.needs import Facts, unmet
 from forebay.validate.plan import Options
 from forebay.validate.promises import BROKEN, OPEN, RECORD, counts, judge
 from forebay.validate.steps import Step
@@ -28,14 +28,14 @@ def seconds_of(step: Step, options: Options) -> float:
     return len(timed) * options.seconds * 1.1 + len(step.runs) * RUN_OVERHEAD_S
 
 
-def listing(steps: list[Step], ground: Ground, options: Options) -> list[dict[str, Any]]:
+def listing(steps: list[Step], facts: Facts, options: Options) -> list[dict[str, Any]]:
     """Each step with why it would be skipped, or null."""
     return [
         {
             "name": s.name,
             "title": s.title,
             "promises": list(s.proofs),
-            "skipped": unmet(s.needs, ground),
+            "skipped": unmet(s.needs, facts),
             "seconds": round(seconds_of(s, options)),
             "runs": [r.name for r in s.runs],
         }

@@ -15,7 +15,7 @@ from forebay.stages import Stages
 from forebay.sweep.scale import parse_scale
 from forebay.units import parse_bytes, parse_seconds
 from forebay.validate import document, plan, promises, show
-from forebay.validate.needs import Ground, find_gdsio, kind_of
+from forebay.validate.needs import Facts, find_gdsio, kind_of
 from forebay.validate.runner import Validation
 from forebay.validate.steps import BY_NAME, STEPS, Step
 
@@ -67,7 +67,7 @@ def command(sources: tuple[str, ...], **values: Any) -> int:
     plan.check_sources(sources)
     options = options_of(sources, values)
     if values["only_show"]:
-        rows = show.listing(steps, ground_of(options), options)
+        rows = show.listing(steps, facts_of(options), options)
         document_ = {"schema": "forebay.validation-plan/1", "options": options.as_dict(), "steps": rows}
         click.echo(json.dumps(document_) if values["as_json"] else show.dry_run(rows, options))
         return DONE
@@ -107,23 +107,23 @@ def options_of(sources: tuple[str, ...], values: dict[str, Any]) -> plan.Options
     return plan.Options(sources, gpus, seconds, file_bytes // unit * unit, scale)
 
 
-def ground_of(options: plan.Options) -> Ground:
+def facts_of(options: plan.Options) -> Facts:
     """The doctor's findings on the machine and on each source."""
     from forebay.doctor import examine
 
     reports = {"": examine()} | {s: examine(s) for s in options.sources}
     kinds = {s: kind_of(s) for s in options.sources}
-    return Ground(options.sources, options.gpus, reports, find_gdsio(), kinds)
+    return Facts(options.sources, options.gpus, reports, find_gdsio(), kinds)
 
 
 def run(steps: list[Step], options: plan.Options, path: Path, values: dict[str, Any]) -> int:
     """The steps, saved as they come; the summary; the exit code."""
     old = opened(path, options, values["restart"])
-    ground = ground_of(options)
-    current = old or document.begin(options.as_dict(), ground.report, engine.typed())
+    facts = facts_of(options)
+    current = old or document.begin(options.as_dict(), facts.report, engine.typed())
     document.note_fall(current)
     with Interrupt() as interrupt, Stages() as stages:
-        validation = Validation(options, ground, current, path, stages, interrupt, bool(values["only"]))
+        validation = Validation(options, facts, current, path, stages, interrupt, bool(values["only"]))
         validation.save()
         plan.make_folders(options.sources)
         try:

@@ -187,7 +187,7 @@ def is_duration(value: Any) -> TypeGuard[float]:
 
 
 def place_of(file: rank_files.RankFile) -> dict[str, Any]:
-    return {key: getattr(file, key) for key in rank_files.Place.__dataclass_fields__}
+    return {key: getattr(file, key) for key in rank_files.FilePlace.__dataclass_fields__}
 
 
 def evidence(s: Subject, link: float | None) -> list[str]:

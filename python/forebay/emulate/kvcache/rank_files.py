@@ -48,7 +48,7 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePlace:
     """Where a rank's file lies. `place`: below the tree; `run`: the folder above its option, "" where that is the tree."""
 
     path: Path
@@ -61,7 +61,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class RankFile(Place):
+class RankFile(FilePlace):
     """A file that was read. `document`: less its lists; `longest_s`: the greatest number of each list that has any."""
 
     document: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class RankFile(Place):
 
 
 @dataclass(frozen=True)
-class Broken(Place):
+class Broken(FilePlace):
     """A file that is left out, and why."""
 
     why: str = ""
@@ -129,7 +129,7 @@ def walk(root: Path) -> Iterator[Path]:
         yield from (Path(at, name) for name in sorted(files))
 
 
-def place_of(path: Path, root: Path) -> Place:
+def place_of(path: Path, root: Path) -> FilePlace:
     """Option, trial and rank by the names of the folders: those below the tree, and the tree's own."""
     below = path.relative_to(root).parts[:-1] if path != root else ()
     own = Path(os.path.abspath(root if path != root else root.parent)).parts[-len(LEVELS) :]
@@ -143,7 +143,7 @@ def place_of(path: Path, root: Path) -> Place:
     stamp = STAMP.search(path.name)
     place = "/".join((*below, path.name))
     found = stamp[1] if stamp else None
-    return Place(path, place, "/".join(run), numbers["option"], numbers["trial"], numbers["rank"], found)
+    return FilePlace(path, place, "/".join(run), numbers["option"], numbers["trial"], numbers["rank"], found)
 
 
 def _level(part: str) -> tuple[str, int] | None:
@@ -154,7 +154,7 @@ def _level(part: str) -> tuple[str, int] | None:
     return None
 
 
-def _read_rank(path: Path, place: Place, found: Found) -> None:
+def _read_rank(path: Path, place: FilePlace, found: Found) -> None:
     try:
         document = load(path, found)
         if not isinstance(document, dict):

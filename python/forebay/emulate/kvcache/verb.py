@@ -276,7 +276,7 @@ def measure(
             world.all_agree(lambda: engine_plan(spec))
             refuse_differing(spec, world)
             timeout_s = float(spec.get("timeout_s") or 30.0) + 2.0 * spec["users"]
-            record = world.conduct(spec, lambda spec: go(spec, barrier=world.meet), interrupt, timeout_s)
+            record = world.run_together(spec, lambda spec: go(spec, barrier=world.meet), interrupt, timeout_s)
         return Outcome(record, interrupted=interrupt.requested)
     except ForebayError as error:
         found = getattr(error, "record", None)
