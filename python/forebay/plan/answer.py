@@ -25,7 +25,7 @@ LEAST_SHARE = 0.005
 
 def answer(planner: Planner, system: System) -> dict[str, Any]:
     """forebay.plan/1: what was assumed, the decision, the estimates with intervals, and what follows from them."""
-    system = assume.settle(planner, system)
+    system = assume.with_requests(planner, system)
     reads = rates(planner, [system])[0]
     of_job = job_estimates(planner, system)
     estimates = estimated(planner, system, reads, of_job)

@@ -48,13 +48,13 @@ class Assumption:
         return {"name": self.name, "text": self.text, "flags": list(self.flags), "source": self.source, "why": self.why}
 
 
-def settle(planner: Planner, system: System) -> System:
+def with_requests(planner: Planner, system: System) -> System:
     """The system with as many requests in flight as it needs, where nobody said how many."""
     return settle_all(planner, [system])[0]
 
 
 def settle_all(planner: Planner, systems: Sequence[System]) -> list[System]:
-    """As `settle`, many at once: one evaluation of the law for all that have the same drive."""
+    """As `with_requests`, many at once: one evaluation of the law for all that have the same drive."""
     systems = [
         replace(s, accelerators=models.gpus(s)) if s.modelled and s.workload != models.GNN else s for s in systems
     ]

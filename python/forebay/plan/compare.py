@@ -79,7 +79,7 @@ def compare(planner: Planner, base: System, lists: Mapping[str, list[Any]], more
     for r in rows:
         beside = place.get((*_place(r["query"])[:2], "local", "gds"))
         r["of_local_gds"] = _gain(beside[by], r[by], less) if beside is not None else None
-    assumed = [a for a in assume.listed(planner, assume.settle(planner, asked[0])) if a.name not in VARIED]
+    assumed = [a for a in assume.listed(planner, assume.with_requests(planner, asked[0])) if a.name not in VARIED]
     return {
         "schema": "forebay.plan-compare/1",
         "by": by,

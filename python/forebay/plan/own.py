@@ -29,7 +29,7 @@ class Own:
         self._fastest = list(dict.fromkeys(r.measured.load for r in ordered))[:ASKED]
         self._made: dict[tuple[float, bool, float | None], Estimate] = {}
 
-    def of(self, drive: str) -> bool:
+    def is_for(self, drive: str) -> bool:
         return drive.lower() == self.drive.lower()
 
     def delivers(self, drives: float, remote: bool = False, queues: float | None = None) -> Estimate:

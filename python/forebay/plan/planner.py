@@ -69,7 +69,7 @@ class Planner:
 
     def own_of(self, drive: str) -> Own | None:
         """The user's own runs, where they are of such drives."""
-        return self.own if self.own is not None and self.own.of(drive) else None
+        return self.own if self.own is not None and self.own.is_for(drive) else None
 
     def rows(self, name: str) -> Sequence[Row]:
         return self.tables.get(name, ())

@@ -199,7 +199,7 @@ class Search:
         if made.modelled and self.target.accelerators is not None:
             # Of as many GPUs as are asked for, which the plan of a choice then says, too.
             made = replace(made, accelerators=self.target.accelerators, given=given | {"accelerators"})
-        made = assume.settle(self.planner, made)
+        made = assume.with_requests(self.planner, made)
         return made, estimates(self.planner, [made], self.target)[0]
 
     def meets(self, hosts: int, drives: int, queues: int | None = None) -> bool:

@@ -198,7 +198,7 @@ def run(as_json: bool, explain: bool, **values: Any) -> int:
     from forebay.plan.simulation import verb
     from forebay.plan.simulation.show import text
 
-    system = assume.settle(planner, system)
+    system = assume.with_requests(planner, system)
     asked = verb.asked_for(system, flags, more, file)
     row = answer.answer(planner, system)
     row["simulation"] = verb.simulate(planner, asked)
