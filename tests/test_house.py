@@ -309,6 +309,25 @@ def test_an_object_lies_in_one_or_two_files() -> None:
     assert not cut, "\n".join(f"{object_}: its methods are in {sorted(found[object_])}" for object_ in cut)
 
 
+# Words that say nothing of what a function does, or a type holds, where they stand alone: they can't be searched for.
+SAYING_NOTHING = re.compile(
+    r"^[ \t]*(?:pub(?:\([^)]*\))? |const |unsafe |async )*(?:fn|def|class|struct|enum|trait|type) "
+    r"(?:of|look|told|settle|State|Place|Way|Held|Look|Made|Over|Order|Ticket)(?=\s*[(<:{=;])"
+)
+
+
+def test_names_say_of_what_they_are() -> None:
+    found = []
+    for path in files(".rs", ".py"):
+        where = name(path)
+        if where.startswith(("crates/", "python/")) and not re.search(r"/tests?/|/tests\.rs|_tests\.rs", where):
+            code = re.split(r"#\[cfg\(test\)\]\s*mod \w+ \{", text_of(path))[0]
+            lines = enumerate(code.splitlines(), 1)
+            found += [f"{where}:{number}: {line.strip()}" for number, line in lines if SAYING_NOTHING.match(line)]
+    assert SAYING_NOTHING.match("    pub(super) fn of<T>(") and not SAYING_NOTHING.match("fn of_job(job: &Job)")
+    assert not found, "\n".join(found)
+
+
 def code_lines(text: str) -> list[str]:
     """Rust lines with strings and comments blanked, so that words in them don't count."""
     blank = re.sub(
