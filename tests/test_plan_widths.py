@@ -8,10 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from forebay.plan import catalogue, flow, page, score
+from forebay.plan import catalogue, cores, cpu, flow, page, score, training
 from forebay.plan.estimate import Z80
-from forebay.plan.fit import Data, Prior, fit, prior_only
-from forebay.plan.planner import FLOW_TABLES, flow_cells, load_of
+from forebay.plan.fit import Data, Prior, each, fit, prior_only
+from forebay.plan.planner import FLOW_TABLES, flow_cells, load_of, published
 from forebay.plan.published import table
 
 ROWS = [r for name in FLOW_TABLES for r in table(name)]
@@ -90,6 +90,25 @@ def test_widths_are_what_leaving_measurements_out_shows() -> None:
         assert found[i] == pytest.approx((y[i] - mean[0]) / math.hypot(spread[0], 0.2), rel=1e-4)
     wide = fit(line, priors, Data(x, y + np.array([1, -1, 1, -1]), sd)).width()
     assert wide > 2 > fit(line, priors, Data(x, y, sd)).width()
+
+
+@pytest.mark.promise("PLN-10")
+def test_a_law_says_the_same_of_many_parameters_at_once() -> None:
+    draw, planner = np.random.default_rng(3), published()
+    trained = training.Setup("cosmoflow", "D7-PS1010", 4, 40, 9000.0)
+    work = [cpu.Work(path, 64, 4.0) for path in cpu.PATHS]
+    minutes = planner.training_time(["D74H-7U"])
+    for posterior, rows in (
+        (planner.flow.posterior, planner.flow.rows([flow.Load("D7-PS1010", k, 8, remote=k > 64) for k in (4, 64, 512)])),
+        (planner.training.posterior, training.Rows([trained, trained], [True, False], planner.training.drives)),
+        (planner.user_cpu.posterior, cpu.Rows(work)),
+        (planner.cores.posterior, cores.Rows(work, [cores.USER, cores.BOTH])),
+        (minutes.posterior, minutes.posterior.data.rows),
+    ):
+        logs = posterior.log + 0.3 * draw.normal(size=(5, len(posterior.log)))
+        alone = [posterior.model(log, rows) for log in logs]
+        assert np.allclose(each(posterior.model, logs, rows), alone, rtol=1e-12, atol=1e-12)
+        assert np.array_equal(each(posterior.model, logs, rows, size=10**9), alone)
 
 
 @pytest.mark.promise("PLN-4")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forebay.plan.cpu import PATHS, Work
 from forebay.plan.estimate import Estimate, from_log
-from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.plan.fit import Data, Posterior, Prior, fit, many
 
 if TYPE_CHECKING:
     from forebay.plan.fit import Array
@@ -62,11 +62,13 @@ class Rows:
         self.part = np.array(part, dtype=int)
 
 
+@many
 def law(log: Array, rows: Rows) -> Array:
     """Log of cores busy."""
     import numpy as np
 
-    user_request, user_mib, request, mib = np.exp(log).reshape(-1, PER_PATH)[rows.path].T
+    of_paths = np.exp(log).reshape(*log.shape[:-1], -1, PER_PATH)[..., rows.path, :]
+    user_request, user_mib, request, mib = np.moveaxis(of_paths, -1, 0)
     user = user_request * rows.requests + user_mib * rows.mib
     kernel = request * rows.requests + mib * rows.mib
     return np.log(np.choose(rows.part, [user, kernel, user + kernel]) / 1e6)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forebay.plan.estimate import Z80, Estimate, capped, from_log
-from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.plan.fit import Data, Posterior, Prior, fit, many
 from forebay.plan.frozen import replace
 
 if TYPE_CHECKING:
@@ -56,13 +56,14 @@ PRIORS = (
 )
 
 
+@many
 def law(log: Array, rows: Rows) -> Array:
     """Log of user CPU in per cent of the machine."""
     import numpy as np
 
     value = np.exp(log)
-    cost = value[0:2][rows.path] + value[2:4][rows.path] * rows.mib
-    crowd = (rows.rate / REFERENCE_IOPS) ** (value[4] - 1)
+    cost = value[..., 0:2][..., rows.path] + value[..., 2:4][..., rows.path] * rows.mib
+    crowd = (rows.rate / REFERENCE_IOPS) ** (value[..., 4, None] - 1)
     return np.log(cost * 1e-6 * rows.rate * crowd)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.plan import catalogue
 from forebay.plan.estimate import Estimate, bottleneck, from_sides
-from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.plan.fit import Data, Posterior, Prior, fit, many
 from forebay.plan.frozen import replace
 from forebay.units import GIB
 
@@ -118,6 +118,7 @@ def system_priors(name: str) -> list[Prior]:
     ]
 
 
+@many
 def law(log: Array, rows: Rows) -> Array:
     """Log of minutes."""
     import numpy as np
@@ -131,8 +132,9 @@ def _seconds(log: Array, rows: Rows) -> tuple[Array, Array, Array]:
     import numpy as np
 
     value = np.exp(log)
-    efficiency, overlap, epochs = value[: len(SHARED)]
-    rate, evaluation = value[len(SHARED) :].reshape(-1, 2)[rows.system].T
+    efficiency, overlap, epochs = np.moveaxis(value[..., : len(SHARED), None], -2, 0)
+    of_systems = value[..., len(SHARED) :].reshape(*log.shape[:-1], -1, 2)[..., rows.system, :]
+    rate, evaluation = np.moveaxis(of_systems, -1, 0)
     samples = epochs * SAMPLES / 1e6
     compute, storage = samples / rate, samples / np.minimum(rows.fed(efficiency), rows.cap)
     most = np.maximum(compute, storage)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import RequestError
 from forebay.plan import catalogue
 from forebay.plan.estimate import FAR_SD, Estimate, bottleneck, capped, far, from_sides
-from forebay.plan.fit import Data, Posterior, Prior, fit, likelihood, weights
+from forebay.plan.fit import Data, Posterior, Prior, fit, likelihood, many, weights
 from forebay.plan.frozen import replace
 
 if TYPE_CHECKING:
@@ -184,6 +184,7 @@ def drive_priors(drive: catalogue.Drive, bandwidth_spread: float = SHEET) -> lis
     ]
 
 
+@many
 def law(log: Array, rows: Rows) -> Array:
     """Log of GiB/s of each row."""
     import numpy as np
@@ -196,10 +197,11 @@ def parts(log: Array, rows: Rows) -> dict[str, Array]:
     import numpy as np
 
     value = np.exp(log)
-    sharp, residence, gain, per_64k, gamma, fabric_sharp = value[: len(SHARED)]
+    shared, own = value[..., : len(SHARED), None], value[..., len(SHARED) :].reshape(*log.shape[:-1], -1, PER_DRIVE)
+    sharp, residence, gain, per_64k, gamma, fabric_sharp = np.moveaxis(shared, -2, 0)
     # Below 1 a drive would take longer than delay and transfer one after the other; runs that fit nothing ask for it.
-    sharp, fabric_sharp = max(sharp, 1.0), max(fabric_sharp, 1.0)
-    bandwidth, idle, growth = value[len(SHARED) :].reshape(-1, PER_DRIVE)[rows.drive].T
+    sharp, fabric_sharp = np.maximum(sharp, 1.0), np.maximum(fabric_sharp, 1.0)
+    bandwidth, idle, growth = np.moveaxis(own[..., rows.drive, :], -1, 0)
     size = rows.command / UNIT_KIB
     slower = np.where(rows.remote, rows.queues**-gamma, 0.0)
     # What isn't felt from afar is waiting for others' commands: the fewer a drive has, the less.
@@ -216,13 +218,13 @@ def parts(log: Array, rows: Rows) -> dict[str, Array]:
     return {"requests in flight": delay + way, "drive bandwidth": drive, "DPU queues": dpu, "link": cap, "total": total}
 
 
-def _norm(p: float, *times: Array) -> Array:
-    """A smooth maximum; scaled by the largest, so that no power overflows."""
+def _norm(p: Array, one: Array, other: Array) -> Array:
+    """A smooth maximum; scaled by the larger, so that no power overflows."""
     import numpy as np
 
-    most = np.maximum.reduce(times)
+    most, least = np.maximum(one, other), np.minimum(one, other)
     safe = np.where(most > 0, most, 1.0)
-    return safe * sum((t / safe) ** p for t in times) ** (1 / p)
+    return safe * ((most / safe) ** p + (least / safe) ** p) ** (1 / p)
 
 
 class Deviation:

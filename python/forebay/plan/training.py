@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from forebay.plan import catalogue
 from forebay.plan.estimate import FAR_SD, Z80, Estimate, bottleneck, capped, far, from_logit
-from forebay.plan.fit import Data, Posterior, Prior, fit
+from forebay.plan.fit import Data, Posterior, Prior, fit, many
 from forebay.plan.frozen import replace
 
 if TYPE_CHECKING:
@@ -227,10 +227,11 @@ def _bounds(log: Array, rows: Rows, number: Array | None = None) -> dict[str, Ar
 
     number = rows.number if number is None else number
     value = np.exp(log)
-    overhead, barrier, efficiency, slots = value[:CACHE_USE].reshape(4, len(KINDS))[:, rows.workload]
+    of_kinds = value[..., :CACHE_USE].reshape(*log.shape[:-1], 4, len(KINDS))[..., rows.workload]
+    overhead, barrier, efficiency, slots = np.moveaxis(of_kinds, -2, 0)
     overhead, barrier = (np.where(rows.benchmark, share, NEXT_TO_NONE) for share in (overhead, barrier / rows.hosts))
-    hit = np.minimum(0.95, value[CACHE_USE] * rows.cached)
-    gain = value[len(PRIORS) :][rows.drive]
+    hit = np.minimum(0.95, value[..., CACHE_USE, None] * rows.cached)
+    gain = value[..., len(PRIORS) :][..., rows.drive]
     full = np.where(rows.own > 0, rows.own, rows.spec * gain * efficiency / (1 - hit))
     drives = full * number / (number + rows.idle)
     supply = np.minimum(drives, rows.cap)
@@ -239,13 +240,14 @@ def _bounds(log: Array, rows: Rows, number: Array | None = None) -> dict[str, Ar
     }  # fmt: skip
 
 
-def _smooth_least(*values: Array) -> Array:
+def _smooth_least(one: Array, other: Array) -> Array:
     import numpy as np
 
-    least = np.minimum.reduce(values)
-    return least * sum((v / least) ** -SHARP for v in values) ** (-1 / SHARP)
+    least = np.minimum(one, other)
+    return least * ((one / least) ** -SHARP + (other / least) ** -SHARP) ** (-1 / SHARP)
 
 
+@many
 def law(log: Array, rows: Rows) -> Array:
     """log(1/AU - 1) negated (the logit of AU), or the log of the greatest number, row by row."""
     import numpy as np
