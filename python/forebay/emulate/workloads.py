@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from importlib import resources
@@ -236,12 +236,34 @@ COLUMN: dict[str, Check] = {
 }
 
 
+class _Packaged(Mapping[str, tuple[Workload, ...]]):
+    """Files of the package by name, each parsed when it is first asked for: a plan is of one."""
+
+    def __init__(self) -> None:
+        folder = resources.files("forebay").joinpath("data").joinpath("workloads")
+        found = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+        self._files = {f.name.removesuffix(".toml"): f for f in found}
+        self._parsed: dict[str, tuple[Workload, ...]] = {}
+
+    def __getitem__(self, name: str) -> tuple[Workload, ...]:
+        if name not in self._parsed:
+            self._parsed[name] = parse(self._files[name].read_text("utf-8"), name, f"workload {name}")
+        return self._parsed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
 @lru_cache(maxsize=1)
-def builtin() -> dict[str, tuple[Workload, ...]]:
+def builtin() -> Mapping[str, tuple[Workload, ...]]:
     """Name → the variants of each workload that comes with Forebay."""
-    folder = resources.files("forebay").joinpath("data").joinpath("workloads")
-    found = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    return {(n := f.name.removesuffix(".toml")): parse(f.read_text("utf-8"), n, f"workload {n}") for f in found}
+    return _Packaged()
 
 
 def variants(name: str) -> tuple[Workload, ...]:

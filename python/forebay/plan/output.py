@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from forebay import pipes
-from forebay.bench.save import unwritable, write_whole
 from forebay.errors import RequestError
 
 # How the file of each kind begins, within its first bytes.
@@ -40,6 +39,9 @@ def check(flag: str, path: str, kind: re.Pattern[bytes], inputs: tuple[str, ...]
 
 def write(flag: str, path: str, text: str, kind: re.Pattern[bytes], inputs: tuple[str, ...] = ()) -> None:
     """A reader never sees half a file. RequestError where `check` refuses, or where it can't be written."""
+    # Not before there is a file to write: it brings all of bench, a fifth of a plan's start.
+    from forebay.bench.save import unwritable, write_whole
+
     check(flag, path, kind, inputs)
     try:
         write_whole(path, text.encode(), lambda there: _is_of(there, kind))
