@@ -192,7 +192,8 @@ def test_every_model_is_in_ranges_tables_and_on_the_page() -> None:
     modes = plan("whatif", "--drive", "D7-PS1010", "--workload", "infer-bert", "--vary", "mode=ram,cold,coldstart")["points"]
     assert ["load_s" in modes[0], "accelerators_max" in modes[1], "start_s" in modes[2]] == [True] * 3
     one = make({"drive": "D7-PS1010"}, [])
-    page = explore.emulation(published(), one, explore.Choices(["D7-PS1010"], ["gds"], ["enough"], ["io"], (1,)), "bert", {})
+    choices = explore.Choices(["D7-PS1010"], ["gds"], ["enough"], ["io"], hosts=(1,))
+    page = explore.emulation(published(), one, choices, "bert", {})
     row = plan("run", "--drive", "D7-PS1010", "--workload", "bert")
     assert page["greatest"][0][0] == row["accelerators_max"] and page["measure"] == "share of the full rate"
     assert set(explore.MODELS) == {*TRAINED, *INFERRED}

@@ -118,6 +118,35 @@ def test_every_control_moves_the_answer_and_it_is_the_commands(shown: Any) -> No
     assert "H100s" not in window.value("$('answer').textContent")
 
 
+@pytest.mark.promise("PLN-12", "PLN-21")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cores": 1, "drives": 6, "hosts": 3, "path": "cpu"},
+        {"location": "remote", "queues": 7, "io_size": 2 << 20, "drives": 3},
+        {"drives": 4, "pcie": [{"name": "s0", "gen": 4, "lanes": 8, "drives": 4}]},
+    ],
+)
+def test_controls_begin_at_the_pages_own_system_and_say_what_the_command_says(settings: dict[str, Any]) -> None:
+    """Whatever its numbers are; by path where few cores, and with a PCIe tree."""
+    made = system.make({"drive": "D7-PS1010", "workload": "unet3d", **settings}, [])
+    numbers = explore.of_numbers(made, (1,))
+    choices = explore.Choices([made.drive], explore.PATHS, [explore.AUTO], ["io", "unet3d"], **numbers)
+    found = explore.document(published(), made, False, choices)
+    _, _, count, hosts, queues, path, size = found["first"]
+    place = (choices.counts[count], choices.hosts[hosts], choices.queues[queues])
+    assert place == (made.drives, made.hosts, made.queues or 0) and choices.sizes[size] == made.io_size
+    assert all(n >= sum(s.drives for s in made.pcie) * h for n, h, _ in choices.places)
+    row = answer.answer(published(), made)
+    of_unet3d, at = found["trained"][0], choices.places.index(place)
+    ends = ("", "_p10", "_p90")
+    at_path = (path if of_unet3d["paths"] > 1 else 0) * len(choices.places) + at
+    assert of_unet3d["greatest"][at_path][:3] == [row[f"accelerators_max{end}"] for end in ends]
+    row = answer.answer(published(), system.make({"drive": "D7-PS1010", **settings}, []))
+    cells = found["rate"][path * len(choices.places) + at][4 * size :][:3]
+    assert cells == [round(100 * row[f"throughput_gib_s{end}"]) for end in ends]
+
+
 @pytest.mark.promise("PLN-22")
 @browser
 def test_the_page_says_its_assumptions_version_and_date(shown: Any) -> None:

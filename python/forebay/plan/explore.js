@@ -44,9 +44,10 @@ const place = (drives, hosts, queues) => D.places.findIndex(p => p[0] === drives
 function curve(drive, path, spot, requests) {
   return triples(D.rate[((drive * D.paths.length + path) * D.places.length + spot) * D.requests.length + requests], 4);
 }
+const trainedAt = (trained, drive, path, spot) => (drive * trained.paths + (trained.paths > 1 ? path : 0)) * D.places.length + spot;
 function figure(trained, drive, path, spot, requests, size) {
   if (!trained) { const c = curve(drive, path, spot, requests)[size]; return [two(c[0]), two(c[1]), two(c[2]), D.limits[c[3]]]; }
-  const g = trained.greatest[drive * D.places.length + spot];
+  const g = trained.greatest[trainedAt(trained, drive, path, spot)];
   return [g[0], g[1], g[2], D.limits[g[3]]];
 }
 function table(trained, drive, requests, size, hosts) {
@@ -73,7 +74,7 @@ function draw() {
   const drive = at("drive"), path = at("path"), requests = at("requests"), size = at("size");
   const drives = D.counts[at("drives")], queues = D.queues[at("queues")];
   let hosts = D.hosts[at("hosts")], spot = place(drives, hosts, queues), said = "";
-  if (spot < 0) { said = `${drives} local drives can't be spread evenly over ${hosts} hosts: one host. `; hosts = 1; spot = place(drives, 1, queues); }
+  if (spot < 0) { said = `${count(drives, "local drive")} can't be spread evenly over ${hosts} hosts: one host. `; hosts = 1; spot = place(drives, 1, queues); }
   for (const name in CONTROLS) if ($(name + "-now")) $(name + "-now").textContent = CONTROLS[name][at(name)];
   const trained = D.trained.find(t => t.workload === D.workloads[at("workload")]);
   const cells = curve(drive, path, spot, requests), now = cells[size];
@@ -83,7 +84,7 @@ function draw() {
   said += `${where}: ${two(now[0])} GiB/s of plain reads (${two(now[1])} to ${two(now[2])}); what limits it: ${D.limits[now[3]]}.`;
   if ($("training")) $("training").hidden = !trained;
   if (trained) {
-    const g = trained.greatest[drive * D.places.length + spot], au = triples(trained.au[drive * D.places.length + spot], 3);
+    const cell = trainedAt(trained, drive, path, spot), g = trained.greatest[cell], au = triples(trained.au[cell], 3);
     let last = -1;
     trained.numbers.forEach((n, i) => { if (n <= g[0]) last = i; });
     chart($("au"), trained.numbers, au, last < 0 ? null : last, [], trained.least);

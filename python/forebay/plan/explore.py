@@ -48,22 +48,38 @@ class Section:
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that the controls offer."""
+    """Choices that the controls offer. `tree`: drives of each host's PCIe tree, which no choice has fewer of."""
 
     names: Sequence[str]
     paths: Sequence[str]
     requests: Sequence[str]
     workloads: Sequence[str]
+    counts: Sequence[int] = DRIVES
     hosts: Sequence[int] = HOSTS
+    queues: Sequence[int] = QUEUES
+    sizes: Sequence[int] = SIZES
+    tree: int = 0
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
         """Drives, hosts and queues that can be together: local drives are spread evenly."""
         return [
             (n, hosts, queues)
-            for n, hosts, queues in itertools.product(DRIVES, self.hosts, QUEUES)
-            if queues or n % hosts == 0
+            for n, hosts, queues in itertools.product(self.counts, self.hosts, self.queues)
+            if (queues or n % hosts == 0) and n >= self.tree * (1 if queues else hosts)
         ]
+
+
+def of_numbers(system: System, hosts: Sequence[int]) -> dict[str, Any]:
+    """Choices of a page that are numbers: the usual ones, `hosts` among them, and those of the system that it is of."""
+    tree = sum(switch.drives for switch in system.pcie)
+    return {
+        "counts": sorted({*(n for n in DRIVES if n >= tree), system.drives}),
+        "hosts": sorted({*hosts, system.hosts}),
+        "queues": sorted({*QUEUES, *([system.queues] if system.queues else [])}),
+        "sizes": sorted({*SIZES, system.io_size}),
+        "tree": tree,
+    }
 
 
 def page(planner: Planner, system: System, own: bool) -> str:
@@ -73,7 +89,8 @@ def page(planner: Planner, system: System, own: bool) -> str:
     names = [d.name for d in {d.name: d for d in [*catalogue.drives().values(), *planner.more]}.values()]
     workloads = list(dict.fromkeys([IO, *MLPERF, *MODELS, *([system.workload] if system.emulated else [])]))
     asked = [f"{system.workers * system.depth} as asked"] if system.given & {"workers", "depth"} else []
-    choices = Choices(names, PATHS, [*asked, AUTO, AS_PUBLISHED, *(f"{n} a drive" for n in EACH)], workloads)
+    requests = [*asked, AUTO, AS_PUBLISHED, *(f"{n} a drive" for n in EACH)]
+    choices = Choices(names, PATHS, requests, workloads, **of_numbers(system, HOSTS))
     made = section(planner, system, "h2", own, choices=choices)
     row = answer.answer(planner, system)
     return _template("explore.html.j2").render(
@@ -106,7 +123,7 @@ def section(
     if choices is None:
         each = f"{system.workers * system.depth} as asked" if system.given & {"workers", "depth"} else AUTO
         workloads = [IO, *([system.workload] if system.emulated else [])]
-        choices = Choices([system.drive], [system.path], [each, AS_PUBLISHED], workloads, (1,))
+        choices = Choices([system.drive], [system.path], [each, AS_PUBLISHED], workloads, **of_numbers(system, (1,)))
     data = document(planner, system, own, choices)
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     script = _text("explore.js")
@@ -146,11 +163,11 @@ def document(planner: Planner, system: System, own: bool, choices: Choices) -> d
         "paths": [{"gds": "gds", "cpu": "bounce"}[p] for p in choices.paths],
         "requests": list(choices.requests),
         "workloads": list(choices.workloads),
-        "counts": DRIVES,
+        "counts": list(choices.counts),
         "hosts": list(choices.hosts),
-        "queues": QUEUES,
+        "queues": list(choices.queues),
         "places": choices.places,
-        "sizes": [format_bytes(s) for s in SIZES],
+        "sizes": [format_bytes(s) for s in choices.sizes],
         "rate": rates(planner, system, choices, limits),
         "trained": [emulation(planner, system, choices, workload, limits) for workload in trained],
         "seen": [s for name in choices.names for s in _seen(planner, system, own, choices, name)],
@@ -163,14 +180,12 @@ def _first(system: System, choices: Choices) -> list[int]:
     """Where the controls begin: workload, drive, count, hosts, queues, path, size."""
     workload = choices.workloads.index(system.workload) if system.workload in choices.workloads else 0
     names = [name.lower() for name in choices.names]
-    queues = 0 if system.location == "local" else min(range(1, len(QUEUES)), key=lambda i: abs(QUEUES[i] - (system.queues or 31)))
-    count = min(range(len(DRIVES)), key=lambda i: abs(DRIVES[i] - system.drives))
-    hosts = min(range(len(choices.hosts)), key=lambda i: abs(choices.hosts[i] - system.hosts))
-    if not queues and DRIVES[count] % choices.hosts[hosts]:
-        hosts = 0
-    size = min(range(len(SIZES)), key=lambda i: abs(math.log(SIZES[i] / system.io_size)))
+    queues = 0 if system.location == "local" else choices.queues.index(system.queues or flow.QUEUES_MAX)
     path = choices.paths.index(system.path) if system.path in choices.paths else 0
-    return [workload, names.index(system.drive.lower()) if system.drive.lower() in names else 0, count, hosts, queues, path, size]
+    return [
+        workload, names.index(system.drive.lower()) if system.drive.lower() in names else 0, choices.counts.index(system.drives),
+        choices.hosts.index(system.hosts), queues, path, choices.sizes.index(system.io_size),
+    ]  # fmt: skip
 
 
 def _at(system: System, name: str, place: tuple[int, int, int], **settings: Any) -> System:
@@ -186,16 +201,16 @@ def _at(system: System, name: str, place: tuple[int, int, int], **settings: Any)
 
 def rates(planner: Planner, system: System, choices: Choices, limits: dict[str, int]) -> list[Any]:
     """GiB/s in hundredths, with its ends and the number of its limit, size by size: by drive, path, place and requests."""
-    base = replace(system, workload=IO, pcie=()) if system.workload != IO else system
+    base = replace(system, workload=IO)
     keys = list(itertools.product(choices.names, choices.paths, choices.places, choices.requests))
     asked = [
         _requested(_at(base, name, place, path=path, io_size=size), label, system)
         for name, path, place, label in keys
-        for size in SIZES
+        for size in choices.sizes
     ]
     asked = assume.settle_all(planner, asked)
     cells = [[*_hundredths(e), _number_of(limits, e.bottleneck)] for e in answer.rates(planner, asked)]
-    width = len(SIZES)
+    width = len(choices.sizes)
     return [[part for cell in cells[i : i + width] for part in cell] for i in range(0, len(cells), width)]
 
 
@@ -220,63 +235,81 @@ def _number_of(limits: dict[str, int], name: str) -> int:
 
 
 def _seen(planner: Planner, system: System, own: bool, choices: Choices, name: str) -> list[list[Any]]:
-    """Drive, path, queues, requests, drives, place among SIZES, GiB/s, whose: measurements, each on the curve that it is of."""
+    """Drive, path, queues, requests, drives, place among sizes, GiB/s, whose: measurements, each on the curve that it is of."""
     found = []
     for mine, source in ((False, published()), *(((True, planner),) if own else ())):
         for m in source.flow.measured:
             load = m.load
             size = load.io_kib * 1024
-            if load.drive.lower() != name.lower() or load.drives not in DRIVES or not SIZES[0] <= size <= SIZES[-1]:
+            beyond = load.drives not in choices.counts or not choices.sizes[0] <= size <= choices.sizes[-1]
+            if load.drive.lower() != name.lower() or beyond:
                 continue
             label = AS_PUBLISHED if not mine else f"{system.workers * system.depth} as asked"
             fits = not mine or load.workers * load.depth == system.workers * system.depth
             path = "cpu" if load.path != "gds" else "gds"
             if not fits or label not in choices.requests or path not in choices.paths:
                 continue
-            queues = _nearest(load.queues or flow.QUEUES_MAX) if load.remote else 0
+            queues = _nearest(choices, load.queues or flow.QUEUES_MAX) if load.remote else 0
             at = [choices.names.index(name), choices.paths.index(path), queues, choices.requests.index(label)]
-            found.append([*at, load.drives, round(_among(size), 3), round(m.gibps, 3), int(mine)])
+            found.append([*at, load.drives, round(_among(choices.sizes, size), 3), round(m.gibps, 3), int(mine)])
     return found
 
 
-def _among(size: float) -> float:
-    """The place of a size among SIZES, between two by its logarithm."""
-    above = next(i for i, s in enumerate(SIZES) if s >= size)
-    if SIZES[above] == size:
+def _among(sizes: Sequence[int], size: float) -> float:
+    """The place of a size among others, between two by its logarithm."""
+    above = next(i for i, s in enumerate(sizes) if s >= size)
+    if sizes[above] == size:
         return float(above)
-    low, high = SIZES[above - 1], SIZES[above]
+    low, high = sizes[above - 1], sizes[above]
     return above - 1 + math.log(size / low) / math.log(high / low)
 
 
-def _nearest(queues: float) -> int:
-    return min(QUEUES[1:], key=lambda q: abs(q - queues))
+def _nearest(choices: Choices, queues: float) -> int:
+    return min(choices.queues[1:], key=lambda q: abs(q - queues))
 
 
 def emulation(planner: Planner, system: System, choices: Choices, workload: str, limits: dict[str, int]) -> dict[str, Any]:
-    """AU in hundredths with its ends, by drive and place and accelerators; and the greatest number that passes, with its ends."""
+    """AU in hundredths with its ends, by drive, path, place and accelerators; and the greatest number that passes, with its ends.
+
+    `paths`: how many of them there are, which is one where none matters.
+    """
     base = system if system.workload == workload else _of_workload(system, workload, planner)
-    asked = [_at(base, name, place) for name in choices.names for place in choices.places]
+    keys = list(itertools.product(choices.names, choices.paths, choices.places))
+    asked = [_at(base, name, place, path=path) for name, path, place in keys]
     most = [found["accelerators_max"] for found in answer.jobs_estimates(planner, asked)]
     numbers = _numbers(max(e.value for e in most), 8 if base.modelled else NUMBERS)
     every = [replace(s, accelerators=n) for s in asked for n in numbers]
     found = answer.jobs_estimates(planner, every)
     cells = [_hundredths(f["au_pct"]) for f in found]
     width = len(numbers)
+    au = [[part for cell in cells[i : i + width] for part in cell] for i in range(0, len(cells), width)]
+    greatest = [[int(e.value), int(e.p10), int(e.p90), _number_of(limits, e.bottleneck)] for e in most]
+    first = [i for i, (_, path, _) in enumerate(keys) if path == choices.paths[0]]
+    each, of_path = len(choices.paths), len(choices.places)
+    alike = [first[i // (each * of_path) * of_path + i % of_path] for i in range(len(keys))]
+    same = all(au[i] == au[j] and greatest[i] == greatest[j] for i, j in enumerate(alike))
+    if same:
+        au, greatest = [au[i] for i in first], [greatest[i] for i in first]
     return {
+        "paths": 1 if same else each,
         "workload": workload,
         "said": f"{workload}, cold" if models.infers(workload) else workload,
         "measure": "AU" if base.ask.benchmark else "share of the full rate",
         "accelerator": base.trains_on or "accelerator",
         "least": base.ask.least_pct,
         "numbers": numbers,
-        "au": [[part for cell in cells[i : i + width] for part in cell] for i in range(0, len(cells), width)],
-        "greatest": [[int(e.value), int(e.p10), int(e.p90), _number_of(limits, e.bottleneck)] for e in most],
+        "au": au,
+        "greatest": greatest,
     }
+
+
+# Settings of a machine and its data, whatever is run.
+KEPT = ("drive", "drives", "hosts", "location", "threads", "memory", "dataset", "link", "sharers", "gpu_link", "cores", "pcie")
 
 
 def _of_workload(system: System, workload: str, planner: Planner) -> System:
     """The same hosts and links for a workload of the package, on its usual accelerator."""
-    kept = {k: v for k, v in system.settings.items() if k in ("drive", "threads", "memory", "link", "sharers", "cores", "pcie")}
+    kept = {k: v for k, v in system.settings.items() if k in KEPT}
     mode = {"mode": models.COLD} if models.infers(workload) else {}
     return make({**kept, **mode, "workload": workload}, list(planner.more))
 
