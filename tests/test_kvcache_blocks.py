@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_machine import typed
+from forebay import kv, model_runs
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate.kvcache import blocks
 from forebay.errors import CheckFailed, MachineError, RequestError
@@ -59,6 +60,25 @@ def test_what_was_measured_before_a_stop_is_told(tmp_path: Path, monkeypatch: py
     interrupt.requested = True
     found = blocks.measure(blocks.Asked(options(tmp_path)), interrupt)
     assert found["requests"] == 0 and found["load"]["gib_s"] is None and blocks.lines(found)
+
+
+@pytest.mark.promise("KVC-48")
+def test_another_run_in_the_folder_is_refused_and_what_a_killed_one_left_is_named(tmp_path: Path) -> None:
+    name = str(tmp_path / "forebay-kv-0123456789abcdef.kv")
+    with kv.create(name, layers=1, page_bytes=4096, block_pages=1, blocks=1):
+        with pytest.raises(MachineError, match="another run keeps its blocks there"):
+            blocks.measure(blocks.Asked(options(tmp_path)), Interrupt())
+    found = blocks.measure(blocks.Asked(options(tmp_path)), Interrupt())
+    assert found["left"] == [name] and any(name in line for line in blocks.lines(found))
+    assert [str(each) for each in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.promise("KVC-48")
+def test_pages_beyond_memory_are_refused_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runs, "available_bytes", lambda: 4096)
+    with pytest.raises(MachineError, match="which holds two requests"):
+        blocks.measure(blocks.Asked(options(tmp_path)), Interrupt())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.promise("KVC-48")

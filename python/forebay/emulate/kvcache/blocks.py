@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forebay import flags, kv
+from forebay import flags, kv, model_runs
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate.kvcache import replay, verb
 from forebay.errors import DONE, INTERRUPTED, MachineError, RequestError, RunError
@@ -118,6 +119,7 @@ class Sums:
     ttft: list[float] = field(default_factory=list)
     exposed: list[float] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     load_cpu_s: float = 0.0
     stored_bytes: int = 0
     store_s: float = 0.0
@@ -132,7 +134,7 @@ def measure(asked: Asked, interrupt: Interrupt) -> dict[str, Any]:
     count = 2 * asked.each * asked.block_pages
     pages, synchronize = paged(asked, count, draw)
     sums = Sums()
-    with kept(asked) as store:
+    with kept(asked, sums) as store:
         stored(asked, store, pages, draw, sums, interrupt)
         with contextlib.suppress(KeyboardInterrupt):
             for _ in range(asked.requests):
@@ -152,13 +154,12 @@ def paged(asked: Asked, count: int, draw: numpy.random.Generator) -> tuple[kv.Pa
     """The memory, filled, and what waits for its device."""
     import numpy as np
 
-    shape = (asked.layers, count, asked.page_bytes)
-    try:
-        content = draw.integers(0, 1 << 64, asked.layers * count * asked.page_bytes // 8 + 1, np.uint64).view(np.uint8)
-        content = content[: asked.layers * count * asked.page_bytes].reshape(shape)
-    except MemoryError:
-        found = f"paged memory takes {asked.layers * count * asked.page_bytes} bytes, which aren't to be had"
-        raise MachineError(f"--tokens {asked.tokens}", found, f"--tokens {max(1, asked.tokens // 2)}") from None
+    size, there = asked.layers * count * asked.page_bytes, model_runs.available_bytes()
+    if size > there:
+        found = f"paged memory, which holds two requests, takes {bytes_(size)}, and {bytes_(there)} are to be had"
+        raise MachineError(f"--tokens {asked.tokens}", found, f"--tokens {max(1, asked.tokens * there // size // 2)}")
+    content = draw.integers(0, 1 << 64, size // 8 + 1, np.uint64).view(np.uint8)
+    content = content[:size].reshape(asked.layers, count, asked.page_bytes)
     if asked.gpu is None:
         return kv.Pages(content), int
     try:
@@ -171,8 +172,9 @@ def paged(asked: Asked, count: int, draw: numpy.random.Generator) -> tuple[kv.Pa
 
 
 @contextlib.contextmanager
-def kept(asked: Asked) -> Iterator[kv.Store]:
-    """A store of its own in the folder, gone afterwards."""
+def kept(asked: Asked, sums: Sums) -> Iterator[kv.Store]:
+    """A store of its own in the folder, gone afterwards. Another run there is refused: each would measure the other."""
+    sums.left = others(asked.folder)
     name = asked.folder / f"forebay-kv-{uuid.uuid4().hex[:16]}.kv"
     shape = {"layers": asked.layers, "page_bytes": asked.page_bytes, "block_pages": asked.block_pages, "blocks": asked.blocks}
     try:
@@ -181,6 +183,22 @@ def kept(asked: Asked) -> Iterator[kv.Store]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def others(folder: Path) -> list[str]:
+    """Stores that runs left which were killed. MachineError where a run has its own."""
+    left = []
+    for name in sorted(folder.glob("forebay-kv-*.kv")):
+        try:
+            with open(name, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found = f"another run keeps its blocks there, in {name.name}"
+            raise MachineError(f"--dir {folder}", found, "another --dir") from None
+        except OSError:  # gone, or not to be read by us
+            continue
+        left.append(str(name))
+    return left
 
 
 def stored(asked: Asked, store: kv.Store, pages: kv.Pages, draw: Any, sums: Sums, interrupt: Interrupt) -> None:
@@ -274,6 +292,7 @@ def document(asked: Asked, sums: Sums, interrupted: bool) -> dict[str, Any]:
         "exposed_s": replay.spread(sums.exposed),
         "verified_bytes": moved.bytes if asked.verify else 0,
         "interrupted": interrupted,
+        "left": sums.left,
     }  # fmt: skip
 
 
@@ -294,6 +313,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"TTFT      {replay._spread(found['ttft_s'])} · {significant(found['layer_s'])} s of calculation a layer",
         f"exposed   {replay._spread(found['exposed_s'])}",
         f"verified  {bytes_(found['verified_bytes'])}" if found["verified_bytes"] else "verified  nothing: --verify",
+        *(f"left      {name}, by a run that was killed: rm {name}" for name in found["left"]),
     ]
 
 
