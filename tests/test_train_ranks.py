@@ -47,13 +47,18 @@ def test_hashes_of_ranks_add_up_to_that_of_one_process() -> None:
 
 
 @pytest.mark.promise("TRN-57")
-def test_a_model_that_trains_in_one_process_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_what_one_process_does_is_refused_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     for model in ("toy", "gnn", "bert"):
         words = () if model == "toy" else ("--dir", "/nowhere")
         code, _, err = typed(capsys, "train", model, *words)
         assert code == 2 and "torchrun started 2 ranks" in err and f"try: forebay train {model} without torchrun" in err
+    for words in (("train", "datagen", "dlrm"), ("train", "datagen", "gnn"), ("infer", "datagen", "bert"), ("infer", "toy")):
+        code, _, err = typed(capsys, *words, "--dir", tmp_path / "made")
+        assert code == 2 and f"try: forebay {' '.join(words)} without torchrun" in err and not (tmp_path / "made").exists()
     monkeypatch.delenv("MASTER_PORT")
     assert ranks.launched() == 1
 

@@ -17,6 +17,7 @@ from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
 from forebay.flags import _integer, _number, _seed
 from forebay.infer import forms, rules
 from forebay.model_runs import CACHES, PathChoice, count, device_of, few_threads, progress
+from forebay.train import ranks
 from forebay.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ QUESTIONS = {
 }
 MODES = ("ram", "cold", "coldstart", "tables")
 SECONDS_MAX = 86_400.0
+ONE = "a model answers in one process, on one GPU"
 SCENARIO = click.Choice(rules.SCENARIOS, case_sensitive=False)
 
 
@@ -104,6 +106,7 @@ def toy(folder: str, as_json: bool, out: str | None, quiet: bool, **flags: Any) 
 
     It makes its files in the folder, 10 MB, where that has none. It says nothing about a GPU's speed.
     """
+    ranks.alone("infer toy", ONE)
     few_threads()
     from forebay.infer import data
     from forebay.infer import toy as model
@@ -124,6 +127,7 @@ def of_torch(name: str) -> click.Command:
     def callback(folder: str, device: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
         from forebay.infer.networks import needs_or_say
 
+        ranks.alone(f"infer {name}", ONE)
         rules.refuse_unknown(name, flags["scenario"])
         needs_or_say(name)
         if flags["mode"] != "coldstart":
@@ -164,6 +168,7 @@ def datagen(
     from forebay.infer import data, networks
     from forebay.infer import toy as of_numpy
 
+    ranks.alone(f"infer datagen {model}", "each would write the same files")
     if table_rows is not None and model != "dlrm":
         raise RequestError(f"--table-rows {table_rows}", f"{model} has no tables", "forebay infer datagen dlrm")
     if table_gib is not None and (model != "dlrm" or table_rows is not None):

@@ -43,10 +43,15 @@ def launched(environment: Mapping[str, str] = os.environ) -> int:
 
 def refuse(model: str) -> None:
     """Raises RequestError where torchrun started several processes of a model that trains in one."""
+    alone(f"train {model}", "of the models only dlrm trains on several GPUs", "; or forebay train dlrm")
+
+
+def alone(command: str, why: str, or_else: str = "") -> None:
+    """Raises RequestError where torchrun started several processes of a command that is one's."""
     world = launched()
     if world > 1:
-        found = f"torchrun started {world} ranks, and of the models only dlrm trains on several GPUs"
-        raise RequestError(f"forebay train {model}", found, f"forebay train {model} without torchrun; or forebay train dlrm")
+        found = f"torchrun started {world} ranks, and {why}"
+        raise RequestError(f"forebay {command}", found, f"forebay {command} without torchrun{or_else}")
 
 
 class Lost(RunError):

@@ -252,6 +252,9 @@ def datagen(
     for speed alone, or with --quality on real data: Python's own library as text, the digits and photographs of scikit-learn.
     The loader reads them as rows of one size: forebay feed DIR/train.bin --row-bytes 912. Of gnn it writes a graph of --nodes.
     """
+    from forebay.train import ranks
+
+    ranks.alone(f"train datagen {model}", "each would write the same files")
     refuse_others(model, DATA_FLAGS)
     if model == "gnn":
         from forebay.train import gnn_verb
