@@ -42,7 +42,8 @@ def test_its_steps_are_those_of_the_reference_with_torchs_own_adagrad(folder: Pa
     import torch
     from forebay.train import data, dlrm
 
-    # Adagrad's first steps are of the gradients' signs: with some seeds a rounding turns one of them, and the losses part.
+    # Adagrad's first steps are of the gradients' signs: with some seeds a rounding turns one of them, and the losses part. With
+    # seed 3 they do by 2.6e-4 in the eleventh step, and in float64 by no more than 3e-16 in all twelve.
     model = dlrm.Model(data.tables(CAP), 1, "cpu", learning_rate=0.0005)
     assert model._net is not None
     own = dict(model._net.named_parameters())
