@@ -29,7 +29,7 @@ def cell(name: str, children: dict[str, Child], row_bytes: int, at_once: int) ->
     made: list[Contender] = [
         asked(tool, child, row_bytes=row_bytes, at_once=at_once) for tool, child in children.items()
     ]
-    bounds = [Bound("cost", (peer,), at_most=1.0) for peer in (MEMMAP, ARRAY, HUGE)]
+    bounds = [Bound("cost", (peer,), at_most=1.0) for peer in (MEMMAP, ARRAY)]
     return Cell(name, made, bounds, per="I/O", ours=GATHER)
 
 

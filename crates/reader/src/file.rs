@@ -220,9 +220,11 @@ impl Reader {
     }
 
     /// The range in the mapping, where it was read before: filling page tables, and taking them down, costs more
-    /// than one reading of the file gains.
+    /// than one reading of the file gains. So a file that is read one time is never read there: threads that overtake each
+    /// other would find windows that their neighbours' parts reached into.
     pub(super) fn mapped(&self, offset: u64, bytes: usize) -> Option<*const u8> {
-        let map = self.map.as_ref().filter(|map| offset + bytes as u64 <= map.bytes)?;
+        let inside = |map: &&Map| !self.once && offset + bytes as u64 <= map.bytes;
+        let map = self.map.as_ref().filter(inside)?;
         if !map.note_read(offset, bytes) {
             return None;
         }
