@@ -76,13 +76,13 @@ def fio(folder: Path, scale: float, block: int, depth: int) -> Contender:
         finally:
             for left in folder.glob("peer.*.0"):
                 left.unlink()
-        told = json.loads(ran.stdout[ran.stdout.index("{") :])
-        job = told["jobs"][0]
+        reported = json.loads(ran.stdout[ran.stdout.index("{") :])
+        job = reported["jobs"][0]
         if job["error"]:
             raise Unavailable(f"fio reports error {job['error']}")
         write = job["write"]
         cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
-        proof = {"version": told["fio version"], "fsync_ns": job.get("sync", {}).get("lat_ns", {}).get("max")}
+        proof = {"version": reported["fio version"], "fsync_ns": job.get("sync", {}).get("lat_ns", {}).get("max")}
         return Figure(write["runtime"] / 1e3, write["io_bytes"], write["total_ios"], cpu_s, ran.cpu_s, proof)
 
     return Contender("fio", measure, ["fio", *base[1:]])

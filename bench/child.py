@@ -73,11 +73,11 @@ class Child:
                 raise self.failed("ended")
             self.pending += more
         line, _, self.pending = self.pending.partition(b"\n")
-        told = json.loads(line)
-        if "error" in told:
+        reported = json.loads(line)
+        if "error" in reported:
             self.close()
-            raise Unavailable(told["error"])
-        return dict(told)
+            raise Unavailable(reported["error"])
+        return dict(reported)
 
     def failed(self, what: str) -> Unavailable:
         """The end of its errors; the process is gone afterwards."""
@@ -105,11 +105,11 @@ def asked(name: str, child: Child, **request: Any) -> Contender:
     """A contender that asks `child` for a run with these settings."""
 
     def measure(seconds: float) -> Figure:
-        told = child.ask({**request, "seconds": seconds}, 90 + 10 * seconds)
-        if not told["bytes"]:
-            raise Unavailable(f"{name} moved no bytes in {told['seconds']:.1f} s")
-        proof = told.get("proof", {}) | {"ready": child.ready.get("ready")}
-        return Figure(told["seconds"], told["bytes"], told["ios"], told["cpu_s"], None, proof)
+        reported = child.ask({**request, "seconds": seconds}, 90 + 10 * seconds)
+        if not reported["bytes"]:
+            raise Unavailable(f"{name} moved no bytes in {reported['seconds']:.1f} s")
+        proof = reported.get("proof", {}) | {"ready": child.ready.get("ready")}
+        return Figure(reported["seconds"], reported["bytes"], reported["ios"], reported["cpu_s"], None, proof)
 
     settings = [f"{key}={value}" for key, value in request.items()]
     script = [f"bench/{Path(child.command[1]).name}", *child.command[2:]]

@@ -101,8 +101,8 @@ class Study:
         tail = [meanwhile(noise)] if noise else []
         return section(TITLE, self.options, "\n\n".join([*parts, "\n".join(self.verdicts), *tail])) + "\n"
 
-    def keep(self, **told: Any) -> None:
-        self.found.append(told)
+    def keep(self, **reported: Any) -> None:
+        self.found.append(reported)
         save(self.options.json, TITLE, self.options, self.found, self.text())
 
 
@@ -229,30 +229,30 @@ def agreement(study: Study, data: Data) -> None:
         workload, _ = load(source, accelerator, version)
         try:
             peers = dlio.installed(version)
-            told = []
+            reported = []
             for _ in range(study.options.rounds):
                 mine = emulated(here, number, version, accelerator=accelerator, workload=source)["training"][
                     "au_pct"
                 ]
                 played = trained(peers, here, number, workload=workload)
-                told.append((mine, played.au_pct))
+                reported.append((mine, played.au_pct))
                 say(f"{case.name}, rules {version}: AU {mine:.2f} % of ours, {played.au_pct:.2f} % of DLIO's")
         except Unavailable as reason:
             say(f"left out: {reason}")
             continue
-        apart = statistics.median(a for a, _ in told) - statistics.median(b for _, b in told)
+        apart = statistics.median(a for a, _ in reported) - statistics.median(b for _, b in reported)
         name = f"{case.name}, steps {times} × as long" if times > 1 else case.name
         cells = [
             name,
             f"{number} {accelerator.upper()}",
             version,
-            middle([a for a, _ in told], 2),
-            middle([b for _, b in told], 2),
+            middle([a for a, _ in reported], 2),
+            middle([b for _, b in reported], 2),
         ]
         study.rows("agreement", f"| {' | '.join([*cells, f'{apart:+.2f}'])} |")
         what = f"{name}, rules {version}: AU within {AU_POINTS} points of DLIO's"
         study.must(what, apart, abs(apart) <= AU_POINTS, " points")
-        study.keep(part="agreement", case=case.name, version=version, au_pct=told)
+        study.keep(part="agreement", case=case.name, version=version, au_pct=reported)
 
 
 # Memory, first step --------------------------------------------------------------------------------------
@@ -331,8 +331,8 @@ def datagen(study: Study) -> None:
                 rates.setdefault((where, tool), []).append(make())
             except Unavailable as reason:
                 say(f"left out: {reason}")
-    for (where, tool), told in rates.items():
-        cells = [where, tool, middle([r for r, _ in told], 2), middle([p for _, p in told], 2)]
+    for (where, tool), reported in rates.items():
+        cells = [where, tool, middle([r for r, _ in reported], 2), middle([p for _, p in reported], 2)]
         study.rows("datagen", f"| {' | '.join(cells)} |")
     disk = ratio(rates, ("disk", "forebay"), ("disk", "fio, 1 MiB, direct"), 0)
     study.must("datagen: rate on the disk, at least 0.9 × fio's", disk, (disk or 0) >= 0.9)
@@ -355,9 +355,9 @@ def made_by_us(folder: Path, files: int) -> tuple[float, float | None]:
     """GiB/s until all is on the disk, and GiB per CPU second; start-up left out, as it is of DLIO."""
     target = folder / "forebay-datagen"
     try:
-        told = generated("unet3d", target, files)
+        reported = generated("unet3d", target, files)
         gib = sum(f.stat().st_size for f in (target / "train").rglob("*") if f.is_file()) / GIB
-        return gib / told["seconds"], gib / told["cpu_s"]
+        return gib / reported["seconds"], gib / reported["cpu_s"]
     finally:
         shutil.rmtree(target, ignore_errors=True)
 
@@ -366,8 +366,8 @@ def made_by_dlio(version: str, workload: Any, folder: Path) -> tuple[float, floa
     """One process that is busy all the time, so that its seconds are CPU seconds; start-up left out."""
     target = folder / "dlio-datagen"
     try:
-        told = dlio.generate(dlio.installed(version), workload, target, 2)
-        return told.bytes / GIB / told.seconds, told.bytes / GIB / told.seconds
+        reported = dlio.generate(dlio.installed(version), workload, target, 2)
+        return reported.bytes / GIB / reported.seconds, reported.bytes / GIB / reported.seconds
     finally:
         shutil.rmtree(target, ignore_errors=True)
 

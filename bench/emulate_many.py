@@ -119,18 +119,18 @@ def fed(options: argparse.Namespace) -> tuple[list[str], list[str], Any, bool]:
         for share in SHARES:
             rate = asked * share / 100
             source = f"{MODEL}?over={folder}&read_mb_s={rate / 1e6:.3f}"
-            told = []
+            reported = []
             for _ in range(options.rounds):
-                told.append(played("resnet50", source, FED, 40)["au_pct"])
-                say(f"supply {share} %: AU {told[-1]:.2f} %")
-            apart = max((au - share for au in told), key=abs)
+                reported.append(played("resnet50", source, FED, 40)["au_pct"])
+                say(f"supply {share} %: AU {reported[-1]:.2f} %")
+            apart = max((au - share for au in reported), key=abs)
             holds = abs(apart) <= AU_POINTS
             all_hold &= holds
-            rows.append(f"| {share} | {rate / 1e6:.1f} | {middle(told, 2)} | {apart:+.2f} |")
+            rows.append(f"| {share} | {rate / 1e6:.1f} | {middle(reported, 2)} | {apart:+.2f} |")
             verdicts.append(
                 f"- supply {share} %: AU within {AU_POINTS} points of the arithmetic: {apart:+.2f}, {said(holds)}"
             )
-            found.append({"share": share, "read_mb_s": rate / 1e6, "au_pct": told})
+            found.append({"share": share, "read_mb_s": rate / 1e6, "au_pct": reported})
     return rows, verdicts, found, all_hold
 
 

@@ -105,8 +105,8 @@ def floor(name: str, data: Data, checksum: str, threads: int, scan_s: float) -> 
 
         def measure(seconds: float) -> Figure:
             ran = run([*base, str(seconds), *files], 60 + 3 * seconds)
-            told = json.loads(ran.stdout)
-            return Figure(told["seconds"], told["bytes"], told["files"], told["cpu_s"], ran.cpu_s)
+            reported = json.loads(ran.stdout)
+            return Figure(reported["seconds"], reported["bytes"], reported["files"], reported["cpu_s"], ran.cpu_s)
 
         return Contender(name, measure, [*base, "SECONDS", "FILE…"])
 
@@ -134,8 +134,8 @@ def generated(workload: str, folder: Path, files: int) -> dict[str, Any]:
     """What `forebay emulate datagen` tells of making these."""
     which = ["--workload", workload, "--accelerator", "h100", "--files", str(files)]
     ran = run([installed(), "emulate", "datagen", *which, "--data", str(folder), "--quiet", "--json"], 600)
-    told: dict[str, Any] = json.loads(ran.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(ran.stdout)
+    return reported
 
 
 def emulated(
@@ -236,7 +236,7 @@ class Try:
     cpu_ms_per_gib: float
 
 
-def passes(found: dlio.Dlio, data: Data, told: list[Try]) -> Callable[[int], bool]:
+def passes(found: dlio.Dlio, data: Data, reported: list[Try]) -> Callable[[int], bool]:
     """Whether DLIO keeps so many busy. It gets a second try: one bad moment of the machine shan't count against it."""
 
     def check(accelerators: int) -> bool:
@@ -244,7 +244,7 @@ def passes(found: dlio.Dlio, data: Data, told: list[Try]) -> Callable[[int], boo
             played = trained(found, data, accelerators)
             gib = played.samples * data.sample_bytes / GIB
             cost = played.cpu_s * 1e3 / gib
-            told.append(Try(accelerators, played.au_pct, played.passes, gib / played.seconds, cost))
+            reported.append(Try(accelerators, played.au_pct, played.passes, gib / played.seconds, cost))
             say(
                 f"{data.case.name}: DLIO {found.version}, {accelerators}: AU {played.au_pct:.1f} %, {cost:.0f} ms/GiB"
             )

@@ -146,8 +146,8 @@ def compared(theirs: Trace, ours: Trace, settings: dict[str, str]) -> str:
     mixed = word in ("rw", "readwrite", "randrw")
     if not theirs or len(theirs) != len(ours) and "verify" not in settings:
         return f"{len(theirs)} jobs with I/Os in fio, {len(ours)} here"
-    if mixed and (told := direction(theirs, ours)):
-        return told
+    if mixed and (reported := direction(theirs, ours)):
+        return reported
     if "verify" in settings:
         return verified(theirs, ours)
     if not word.startswith("rand"):
@@ -238,13 +238,13 @@ def difference(theirs: Trace, ours: Trace) -> str:
     """The first I/O that isn't the same."""
     for their, our in zip(theirs, ours, strict=False):
         for n in range(max(len(their), len(our))):
-            pair = [told(each[n]) if n < len(each) else "none" for each in (their, our)]
+            pair = [reported(each[n]) if n < len(each) else "none" for each in (their, our)]
             if pair[0] != pair[1]:
                 return f"I/O {n} is {pair[0]} in fio, {pair[1]} here"
     return "goes elsewhere than in fio"
 
 
-def told(io: Io) -> str:
+def reported(io: Io) -> str:
     return f"{'a write' if io.write else 'a read'} of {io.size} at {io.offset} of {io.file}"
 
 

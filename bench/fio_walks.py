@@ -102,21 +102,21 @@ def main() -> int:
     if program is None or os.geteuid() != 0:
         print("fio_walks: needs fio, and root for FUSE", file=sys.stderr)
         return 3
-    draw, told = random.Random(options.seed), []
+    draw, reported = random.Random(options.seed), []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path(DATA).write_bytes(bytes(FILE_BYTES))
         for number in range(options.jobs):
             settings = drawn(draw)
             kind, words = outcome(settings, program)
-            told.append({"job": settings, "outcome": kind, "told": words})
+            reported.append({"job": settings, "outcome": kind, "told": words})
             if kind == "differs":
                 print(f"{number}: {' '.join(f'{k}={v}' for k, v in settings.items())}\n    {words}", file=sys.stderr, flush=True)
         os.chdir("/")
-    counts = Counter(each["outcome"] for each in told)
+    counts = Counter(each["outcome"] for each in reported)
     print(f"{options.jobs} jobs of seed {options.seed}: " + ", ".join(f"{n} {kind}" for kind, n in counts.most_common()))
     if options.json:
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 1 if counts["differs"] else 0
 
 

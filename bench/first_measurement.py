@@ -133,8 +133,9 @@ def main() -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     judged = bounds(found, demo)
-    told = [f"- {what} < {limit:g} s: {s:.1f} s, {'holds' if s < limit else '**does not hold**'}" for what, limit, s in judged]
-    text = table([*found, demo], scratch) + "\n\n" + "\n".join(told) + "\n"
+    holds = {True: "holds", False: "**does not hold**"}
+    reported = [f"- {what} < {limit:g} s: {s:.1f} s, {holds[s < limit]}" for what, limit, s in judged]
+    text = table([*found, demo], scratch) + "\n\n" + "\n".join(reported) + "\n"
     print(text)
     if asked.json:
         command = "python bench/first_measurement.py --scratch DIR" + " --cold" * asked.cold

@@ -219,8 +219,8 @@ def pingpong(name: str, cpus: tuple[int, int]) -> Contender:
     program = str(tool("eventfd_pingpong"))
 
     def measure(seconds: float) -> Figure:
-        told = json.loads(run([program, str(seconds), *map(str, cpus)], 60 + 3 * seconds).stdout)
-        proof = {k: told[k] for k in ("p50_us", "mean_us")}
-        return Figure(told["seconds"], told["ios"], told["ios"], told["cpu_s"], None, proof)
+        reported = json.loads(run([program, str(seconds), *map(str, cpus)], 60 + 3 * seconds).stdout)
+        proof = {k: reported[k] for k in ("p50_us", "mean_us")}
+        return Figure(reported["seconds"], reported["ios"], reported["ios"], reported["cpu_s"], None, proof)
 
     return Contender(name, measure, ["eventfd_pingpong", "SECONDS", *map(str, cpus)])

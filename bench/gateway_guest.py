@@ -97,18 +97,18 @@ class Bench:
             os.kill(pid, signal.SIGCONT)
             try:
                 before = cpu_of(pid)
-                told = self.guest.run(command, 60 + 10 * seconds).json
+                reported = self.guest.run(command, 60 + 10 * seconds).json
                 beside = cpu_of(pid) - before
             finally:
                 os.kill(pid, signal.SIGSTOP)
-            return figure(told, beside)
+            return figure(reported, beside)
 
         return Contender(name, measure, ["fio", *words.split()])
 
 
-def figure(told: dict[str, Any], server_cpu_s: float) -> Figure:
+def figure(reported: dict[str, Any], server_cpu_s: float) -> Figure:
     """What fio says, and the CPU that the server took in the measured part of it."""
-    job = told["jobs"][0]
+    job = reported["jobs"][0]
     if job["error"]:
         raise Unavailable(f"fio ended with error {job['error']} in the guest")
     read = job["read"]

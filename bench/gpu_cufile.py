@@ -43,9 +43,9 @@ def built_loop() -> Path:
     program = Path(__file__).resolve().parent.parent / "target/bench-tools/cufile_loop"
     program.parent.mkdir(parents=True, exist_ok=True)
     command = [os.environ.get("CC", "gcc"), "-O2", "-pthread", "-o", str(program), str(source), "-ldl"]
-    told = subprocess.run(command, capture_output=True, text=True)
-    if told.returncode:
-        raise Unavailable(f"{source.name} doesn't compile: {told.stderr[-400:]}")
+    reported = subprocess.run(command, capture_output=True, text=True)
+    if reported.returncode:
+        raise Unavailable(f"{source.name} doesn't compile: {reported.stderr[-400:]}")
     return program
 
 
@@ -79,8 +79,8 @@ def loop(file: Path, mode: str, block: int, workers: int, depth: int, direct: bo
 
     def measure(seconds: float) -> Figure:
         ran = run([str(program), *before, str(seconds), str(int(direct))], 15 + 3 * seconds)
-        told = json.loads(ran.stdout[ran.stdout.index("{") :])
-        return Figure(told["seconds"], told["bytes"], told["ios"], told["cpu_s"], ran.cpu_s)
+        reported = json.loads(ran.stdout[ran.stdout.index("{") :])
+        return Figure(reported["seconds"], reported["bytes"], reported["ios"], reported["cpu_s"], ran.cpu_s)
 
     return Contender(LOOP, measure, ["cufile_loop", *before, "SECONDS", str(int(direct))])
 

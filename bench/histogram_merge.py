@@ -102,8 +102,8 @@ def merged(file: str) -> None:
     seconds = time.perf_counter() - begin
     peak_mib = most_memory_mib()
     memory = {"before_mib": before_mib, "text_mib": text_mib, "peak_mib": peak_mib}
-    told = {"seconds": seconds, **memory, "latency_us": record["result"]["latency_us"]}
-    print(json.dumps(told | {"ios": record["result"]["ios"]}))
+    reported = {"seconds": seconds, **memory, "latency_us": record["result"]["latency_us"]}
+    print(json.dumps(reported | {"ios": record["result"]["ios"]}))
 
 
 def most_memory_mib() -> float:

@@ -577,9 +577,9 @@ class Bench:
             middle_ratio = statistics.median(ratios)
             holds = middle_ratio >= RATE_LEAST if scenario == "Offline" else middle_ratio <= LATENCY_MOST
             scale = 1.0 if scenario == "Offline" else 1e-3
-            told = f"{statistics.median(mine) * scale:,.2f} against {statistics.median(other) * scale:,.2f}"
+            reported = f"{statistics.median(mine) * scale:,.2f} against {statistics.median(other) * scale:,.2f}"
             bound = f"≥ {RATE_LEAST:g}" if scenario == "Offline" else f"≤ {LATENCY_MOST:g}"
-            self.bound(f"{scenario}, {what}, the engine ÷ a bare system under test {bound} ({told})", ratios, holds, 2)
+            self.bound(f"{scenario}, {what}, the engine ÷ a bare system under test {bound} ({reported})", ratios, holds, 2)
 
 
 class Journal:

@@ -84,8 +84,8 @@ def _asked(child: Asked, name: str, file: Path, cache: str, settings: dict[str, 
     if name not in (LINK, DISK):
         # What it does first, and once, is in no figure: a child has loaded the file when it is ready.
         prepare_cache([file], cache)
-    told = child.ask({**settings, "seconds": COPIES_S if name == LINK else 0.0}, TIMEOUT_S)
-    return float(told["bytes"] / told["seconds"] / GIB)
+    reported = child.ask({**settings, "seconds": COPIES_S if name == LINK else 0.0}, TIMEOUT_S)
+    return float(reported["bytes"] / reported["seconds"] / GIB)
 
 
 def judge(model: str, measured: Sequence[dict[str, Any]], bound: Said, tell: Callable[[str], None]) -> list[str]:
@@ -94,8 +94,8 @@ def judge(model: str, measured: Sequence[dict[str, Any]], bound: Said, tell: Cal
     for one in measured:
         found, cache = one["rates"], one["cache"]
         for name, values in found.items():
-            told = ", ".join(f"{key} {value}" for key, value in one["settings"].get(name, {}).items())
-            lines.append(f"| {model} | {cache} | {name}{f' ({told})' if told else ''} | {middle(values, 2)} |")
+            reported = ", ".join(f"{key} {value}" for key, value in one["settings"].get(name, {}).items())
+            lines.append(f"| {model} | {cache} | {name}{f' ({reported})' if reported else ''} | {middle(values, 2)} |")
         for name, why in one["left_out"].items():
             tell(f"- {model}, coldstart, {cache}: {name} left out: {why}")
         peers = {name: statistics.median(values) for name, values in found.items() if name in PEERS}

@@ -79,14 +79,14 @@ def measured(name: str, case: Case, program: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="forebay-iolog-") as folder, inside(folder):
         writes, reads, ours, files = commands(case, program, seed)
         made = trace(writes, files)
-        told = listed(case)
+        reported = listed(case)
         sides = {"fio, replaying": trace(reads, files), "forebay": trace(ours, files)}
         version = Path(logs(case)[0]).read_text().split("\n", 1)[0]
     # Of many in flight the device sees the order in which the kernel passed them on.
     against = sides if name == DEEP else {"fio, writing": made, **sides}
-    wrong = [f"{who}: {difference(told, found)}" for who, found in against.items() if found != told]
-    said = {"case": name, "threads": len(told), "ios": sum(map(len, told)), "list": version}
-    return {**said, "bytes": sum(io.size for each in told for io in each), "differs": wrong}
+    wrong = [f"{who}: {difference(reported, found)}" for who, found in against.items() if found != reported]
+    said = {"case": name, "threads": len(reported), "ios": sum(map(len, reported)), "list": version}
+    return {**said, "bytes": sum(io.size for each in reported for io in each), "differs": wrong}
 
 
 def main() -> int:

@@ -45,8 +45,8 @@ def simulated(program: str, option: int, drive: str) -> Row:
     ran = run([program, "emulate", "kvcache", "--option", str(option), "--dir", f"model:{drive}", "--json", "-q"], 900)
     part = json.loads(ran.stdout)["kvcache"]
     rates = {name: part["read_gib_s"][name] for name in ("as_published", "window", "drained")}
-    told = {"requests": part["requests"]["served"], "stream_hash": part["stream_hash"], "limit": part["limit"]}
-    return rates | told | {"wall_s": ran.wall_s, "cpu_s": ran.cpu_s}
+    reported = {"requests": part["requests"]["served"], "stream_hash": part["stream_hash"], "limit": part["limit"]}
+    return rates | reported | {"wall_s": ran.wall_s, "cpu_s": ran.cpu_s}
 
 
 def queries(program: str) -> Row:

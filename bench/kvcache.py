@@ -64,13 +64,13 @@ def fio(folder: Path, way: str) -> Contender:
 
     def measure(seconds: float) -> Figure:
         ran = run([*base, f"--runtime={seconds}"], 900)
-        told = json.loads(ran.stdout[ran.stdout.index("{") :])
-        job = told["jobs"][0]
+        reported = json.loads(ran.stdout[ran.stdout.index("{") :])
+        job = reported["jobs"][0]
         if job["error"]:
             raise Unavailable(f"fio reports error {job['error']}")
         found = job[way]
         cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
-        proof = {"version": told["fio version"]}
+        proof = {"version": reported["fio version"]}
         return Figure(found["runtime"] / 1e3, found["io_bytes"], found["total_ios"], cpu_s, ran.cpu_s, proof)
 
     return Contender("fio", measure, ["fio", *base[1:]])

@@ -166,15 +166,15 @@ def fio(name: str, *flags: str, huge_pages: int = 0, warmup_s: float = WARMUP_S)
             watch = (lambda: free - huge_pages_free()) if huge_pages else None
             # In whole milliseconds: fio takes 0.7 for no time at all, and reads the whole file.
             ran = run([*base, f"--runtime={round(1000 * seconds)}ms"], 60 + 3 * seconds, watch)
-        told = json.loads(ran.stdout[ran.stdout.index("{") :])
-        job = told["jobs"][0]
+        reported = json.loads(ran.stdout[ran.stdout.index("{") :])
+        job = reported["jobs"][0]
         if job["error"]:
             raise Unavailable(f"{name}: fio reports error {job['error']}")
         if huge_pages and not ran.most:
             raise Unavailable(f"{name}: fio used none of the huge pages")
         read = job["read"]
         cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
-        proof = {"version": told["fio version"], "huge_pages_used": ran.most or None}
+        proof = {"version": reported["fio version"], "huge_pages_used": ran.most or None}
         return Figure(read["runtime"] / 1e3, read["io_bytes"], read["total_ios"], cpu_s, ran.cpu_s, proof)
 
     return Contender(name, measure, ["fio", *base[1:], "--runtime=SECONDS"])
@@ -269,11 +269,11 @@ def elbencho(name: str, file: Path, block: int, depth: int, random: bool = False
             out = f"{folder}/result.json"
             limit = ["--timelimit", str(max(1, round(seconds)))]
             ran = run([program, *flags, *limit, "--jsonfile", out, str(file)], 60 + 3 * seconds)
-            told = json.loads(Path(out).read_text().splitlines()[-1])
-        done = told["last_done"]
+            reported = json.loads(Path(out).read_text().splitlines()[-1])
+        done = reported["last_done"]
         total, elapsed_s = int(done["bytes"]), int(done["elapsed_time_ms"]) / 1e3
         return Figure(
-            elapsed_s, total, total // block, None, ran.cpu_s, {"version": told["config"]["version"]}
+            elapsed_s, total, total // block, None, ran.cpu_s, {"version": reported["config"]["version"]}
         )
 
     return Contender(name, measure, ["elbencho", *flags, "--timelimit", "SECONDS", str(file)])
@@ -286,8 +286,8 @@ def memcpy(name: str, source: int, block: int, slots: int, threads: int) -> Cont
 
     def measure(seconds: float) -> Figure:
         ran = run([*base, str(seconds)], 60 + 3 * seconds)
-        told = json.loads(ran.stdout)
-        return Figure(told["seconds"], told["bytes"], told["ios"], told["cpu_s"], ran.cpu_s)
+        reported = json.loads(ran.stdout)
+        return Figure(reported["seconds"], reported["bytes"], reported["ios"], reported["cpu_s"], ran.cpu_s)
 
     return Contender(name, measure, ["memcpy_floor", *base[1:], "SECONDS"])
 

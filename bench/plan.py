@@ -71,8 +71,8 @@ def main() -> int:
     rounds: list[dict[str, float]] = []
     for number in range(options.rounds):
         rounds.append({name: s for work in tried.values() for name, s in least_s(work).items()})
-        told = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in rounds[-1].items())
-        say(f"round {number + 1}/{options.rounds}: {told}")
+        reported = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in rounds[-1].items())
+        say(f"round {number + 1}/{options.rounds}: {reported}")
     taken = {name: [r[name] for r in rounds] for name in (*BOUNDS, START)}
     holds = {name: max(taken[name]) < most for name, most in BOUNDS.items()}
     text = "| work | processor time, ms |\n|---|---|\n"

@@ -42,8 +42,8 @@ def turn(program: str, flags: tuple[str, ...]) -> dict[str, Any]:
     wall = time.perf_counter() - begin
     found = json.loads(ran.stdout)["simulation"]
     job = found["jobs"][0]
-    told = {"command": ["forebay", *command[1:]], "wall_s": wall, "cpu_s": ran.cpu_s, "simulation_s": found["wall_s"]}
-    return told | {"steps": job["per_hour"]["steps"], "au_pct": job["au_pct"]["value"], "bottleneck": found["bottleneck"]}
+    reported = {"command": ["forebay", *command[1:]], "wall_s": wall, "cpu_s": ran.cpu_s, "simulation_s": found["wall_s"]}
+    return reported | {"steps": job["per_hour"]["steps"], "au_pct": job["au_pct"]["value"], "bottleneck": found["bottleneck"]}
 
 
 def main() -> int:

@@ -284,16 +284,16 @@ INTERVAL = re.compile(r", 95 % interval ([\d.]+) to ([\d.]+)")
 def about(result: dict[str, Any]) -> str:
     """A result's command, machine and date, and the bounds that don't hold."""
     command = result["command"].removeprefix("python bench/").replace(" --dir DIR", "")
-    told = f"`{command}`, {kept.kind(result['machine'])}, {result['date']}"
+    reported = f"`{command}`, {kept.kind(result['machine'])}, {result['date']}"
     bounds = result["bounds"]
     # The median alone: how far it ranges is in the data, and where it decides is in the tables.
     missed = [b["bound"] + (f": {shown(b['value']).partition(' (')[0]}" if b["value"] else "") for b in bounds if not b["holds"]]
     missed = [INTERVAL.sub(r" (\1–\2)", text) for text in missed]
     if bounds and not missed:
-        told += f": all {len(bounds)} hold" if len(bounds) > 1 else ": it holds"
+        reported += f": all {len(bounds)} hold" if len(bounds) > 1 else ": it holds"
     elif bounds:
-        told += f": {len(bounds) - len(missed)} of {len(bounds)} hold, **not** {'; '.join(missed)}"
-    return told
+        reported += f": {len(bounds) - len(missed)} of {len(bounds)} hold, **not** {'; '.join(missed)}"
+    return reported
 
 
 def main() -> None:

@@ -156,9 +156,9 @@ def raw(name: str, *words: str, environment: dict[str, str] | None = None) -> Co
     base = [*(["env", *alike] if alike else []), str(tool("tcp_raw")), *words]
 
     def measure(seconds: float) -> Figure:
-        told = json.loads(run([*base, str(seconds)], 60 + 3 * seconds).stdout)
-        proof = {k: told[k] for k in ("p50_us", "mean_us") if k in told}
-        return Figure(told["seconds"], told["bytes"], told["ios"], told["cpu_s"], None, proof)
+        reported = json.loads(run([*base, str(seconds)], 60 + 3 * seconds).stdout)
+        proof = {k: reported[k] for k in ("p50_us", "mean_us") if k in reported}
+        return Figure(reported["seconds"], reported["bytes"], reported["ios"], reported["cpu_s"], None, proof)
 
     return Contender(name, measure, [*alike, "tcp_raw", *words, "SECONDS"])
 
@@ -175,11 +175,11 @@ def iperf3(name: str, block: int, connections: int) -> Contender:
         server = subprocess.Popen([program, "-s", "-1", *port], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             time.sleep(0.3)
-            told = json.loads(run([*base, *port, "-t", str(round(seconds + 0.5))], 60 + 3 * seconds).stdout)["end"]
+            reported = json.loads(run([*base, *port, "-t", str(round(seconds + 0.5))], 60 + 3 * seconds).stdout)["end"]
         finally:
             server.kill()
             server.wait()
-        got, cpu = told["sum_received"], told["cpu_utilization_percent"]
+        got, cpu = reported["sum_received"], reported["cpu_utilization_percent"]
         cpu_s = (cpu["host_total"] + cpu["remote_total"]) / 100 * got["seconds"]
         return Figure(got["seconds"], int(got["bytes"]), int(got["bytes"]) // block, cpu_s, None)
 

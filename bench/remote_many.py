@@ -131,8 +131,8 @@ def main() -> int:
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
-    quiet = [told("idle", idle(options.connections, options.seconds)) for _ in range(options.rounds)]
-    busy = [told("busy", fair(options.hosts, options.queues, options.seconds)) for _ in range(options.rounds)]
+    quiet = [reported("idle", idle(options.connections, options.seconds)) for _ in range(options.rounds)]
+    busy = [reported("busy", fair(options.hosts, options.queues, options.seconds)) for _ in range(options.rounds)]
     cpu, memory = max(q["cpu_pct"] for q in quiet), max(q["memory_mib"] for q in quiet)
     ratios = sorted(b["most"] / b["least"] for b in busy)
     holds = (cpu < 1, memory < 64, ratios[len(ratios) // 2] <= 1.5)
@@ -152,7 +152,7 @@ def main() -> int:
     return 0 if all(holds) else 1
 
 
-def told(name: str, found: dict[str, Any]) -> dict[str, Any]:
+def reported(name: str, found: dict[str, Any]) -> dict[str, Any]:
     say(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in found.items() if not isinstance(v, list)))
     return found
 

@@ -25,11 +25,11 @@ def contender(name: str, mode: str, block: int, inside: tuple[str, ...]) -> Cont
     base = [*inside, str(tool("tcp_raw")), mode, str(block), "1"]
 
     def measure(seconds: float) -> Figure:
-        told = json.loads(run([*base, str(seconds)], 60 + 3 * seconds).stdout)
-        proof = {k: told[k] for k in ("told", "copied_share") if k in told}
+        reported = json.loads(run([*base, str(seconds)], 60 + 3 * seconds).stdout)
+        proof = {k: reported[k] for k in ("told", "copied_share") if k in reported}
         if proof:
             say(f"{name}: the kernel copied {100 * proof['copied_share']:.1f} % of {proof['told']} sends")
-        return Figure(told["seconds"], told["bytes"], told["ios"], told["cpu_s"], None, proof)
+        return Figure(reported["seconds"], reported["bytes"], reported["ios"], reported["cpu_s"], None, proof)
 
     return Contender(name, measure, [*inside, "tcp_raw", mode, str(block), "1", "SECONDS"])
 

@@ -134,8 +134,8 @@ class Lines:
 
     def lost(self, cell: str, tool: str) -> str | None:
         """Why it can't run, if that was found."""
-        told = [line["left_out"] for key, line in self.found.items() if key[:2] == (cell, tool) and "left_out" in line]
-        return told[0] if told else None
+        reported = [line["left_out"] for key, line in self.found.items() if key[:2] == (cell, tool) and "left_out" in line]
+        return reported[0] if reported else None
 
     def rounds(self, cell: str, tool: str) -> list[Figure]:
         lines = [line for key, line in sorted(self.found.items()) if key[:2] == (cell, tool) and "run" in line]
@@ -230,8 +230,8 @@ def measure(
                     lines.add(cell.name, name, number, left_out=str(reason))
                     continue
                 cost = figure.cost("I/O", figure.cpu_s is None)
-                told = {"million_rows_s": figure.iops / 1e6, "cpu_ns_per_row": cost, "run": asdict(figure)}
-                lines.add(cell.name, name, number, **told, command=shlex.join(contender.command))
+                reported = {"million_rows_s": figure.iops / 1e6, "cpu_ns_per_row": cost, "run": asdict(figure)}
+                lines.add(cell.name, name, number, **reported, command=shlex.join(contender.command))
                 turn = f"{cell.name} round {number + 1}/{options.rounds} {name}"
                 paid = "" if cost is None else f", {cost:.1f} ns of CPU a row"
                 say(f"{turn}: {figure.iops / 1e6:.3f} million rows a second{paid}")

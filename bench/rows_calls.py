@@ -61,23 +61,23 @@ def measure(child: Child, rounds: int) -> list[dict[str, Any]]:
     found = []
     for size in (*ROW_BYTES, PIECE_BYTES):
         at_once = min(ROWS_MAX, CALL_BYTES_MAX // size)
-        told: list[dict[str, Any]] = []
+        reported: list[dict[str, Any]] = []
         for number in range(rounds):
             try:
                 paths = PATHS if number % 2 == 0 else PATHS[::-1]
-                told.append(judged({path: asked(child, path, size, at_once) for path in paths}, at_once))
+                reported.append(judged({path: asked(child, path, size, at_once) for path in paths}, at_once))
             except Unavailable as reason:
                 say(f"{size} bytes, call by call: left out: {reason}")
                 break
-            say(f"{size} bytes, call by call, round {number + 1}/{rounds}: {told[-1]}")
-        if told:
-            found.append({"row_bytes": size, "rows_a_call": at_once, "rounds": told, **holds(told)})
+            say(f"{size} bytes, call by call, round {number + 1}/{rounds}: {reported[-1]}")
+        if reported:
+            found.append({"row_bytes": size, "rows_a_call": at_once, "rounds": reported, **holds(reported)})
     return found
 
 
 def asked(child: Child, path: str, size: int, at_once: int) -> Calls:
-    told = child.ask({"path": path, "row_bytes": size, "at_once": at_once, "calls": CALLS}, 120.0)
-    return Calls(told["call_s"], told["call_cpu_s"])
+    reported = child.ask({"path": path, "row_bytes": size, "at_once": at_once, "calls": CALLS}, 120.0)
+    return Calls(reported["call_s"], reported["call_cpu_s"])
 
 
 def judged(rounds: dict[str, Calls], at_once: int) -> dict[str, Any]:
@@ -96,10 +96,10 @@ def judged(rounds: dict[str, Calls], at_once: int) -> dict[str, Any]:
     }
 
 
-def holds(told: list[dict[str, Any]]) -> dict[str, Any]:
-    rate = statistics.median(t["rate"] for t in told)
-    cost = statistics.median(t["cost"] for t in told)
-    first = {n: statistics.median(t["first"][str(n)] for t in told) for n in FIRST}
+def holds(reported: list[dict[str, Any]]) -> dict[str, Any]:
+    rate = statistics.median(t["rate"] for t in reported)
+    cost = statistics.median(t["cost"] for t in reported)
+    first = {n: statistics.median(t["first"][str(n)] for t in reported) for n in FIRST}
     good = rate >= RATE_LEAST and cost <= COST_MOST and max(first.values()) <= TIME_MOST
     return {"rate": rate, "cost": cost, "first": first, "holds": good}
 

@@ -226,10 +226,10 @@ class Study:
         if found.size:
             first = int(found[0])
             some = [hex(int(word)) for word in words[first][:4]]
-            told = {"row": int(rows[first]), "words": some, "versions": [oldest, newest]}
+            reported = {"row": int(rows[first]), "words": some, "versions": [oldest, newest]}
             with self.lock:
                 self.counts["wrong"] += int(found.size)
-                self.wrong.append(told)
+                self.wrong.append(reported)
 
     def guarded(self, work: Any, *arguments: Any) -> None:
         try:
@@ -293,9 +293,9 @@ def main() -> int:
     began = time.monotonic()
     study.run()
     seconds = round(time.monotonic() - began, 1)
-    told = {"seconds": seconds, "row_bytes": options.row_bytes, "path": options.path, "seed": options.seed}
-    told |= {"to": "host memory" if options.host else f"GPU {options.gpu}", "wrong": study.counts["wrong"]}
-    print(json.dumps(told | dict(study.counts) | {"examples": study.wrong[:5]}))
+    reported = {"seconds": seconds, "row_bytes": options.row_bytes, "path": options.path, "seed": options.seed}
+    reported |= {"to": "host memory" if options.host else f"GPU {options.gpu}", "wrong": study.counts["wrong"]}
+    print(json.dumps(reported | dict(study.counts) | {"examples": study.wrong[:5]}))
     return 1 if study.counts["wrong"] else 0
 
 

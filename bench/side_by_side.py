@@ -128,13 +128,13 @@ def interleave(
                 say(f"{cell.name} round {number + 1}/{rounds} {contender.name}: left out: {reason}")
                 continue
             figures[contender.name].append(figure)
-            say(f"{cell.name} round {number + 1}/{rounds} {contender.name}: {told(figure, cell)}")
+            say(f"{cell.name} round {number + 1}/{rounds} {contender.name}: {reported(figure, cell)}")
         ours = sum(f[-1].process_cpu_s or f[-1].cpu_s or 0.0 for f in figures.values())
         noise.append(machine_noise(before, machine_ticks(), ours))
     return figures, noise
 
 
-def told(figure: Figure, cell: Cell) -> str:
+def reported(figure: Figure, cell: Cell) -> str:
     """One run in a line, while it goes on."""
     speed = f"{figure.gib_s:.2f} GiB/s" if cell.per == "GiB" else f"{figure.iops / 1e3:.1f} thousand I/Os per s"
     cost = figure.cost(cell.per, whole=figure.cpu_s is None)
@@ -399,8 +399,8 @@ def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[]
         done.append((cell, figures, settled))
         commands = {c.name: shlex.join(c.command) for c in cell.contenders}
         runs = {n: [{**asdict(f), "gib_s": f.gib_s, "iops": f.iops} for f in fs] for n, fs in figures.items()}
-        told = {"cell": cell.name, "commands": commands, "chosen": cell.chosen, "left_out": cell.lost}
-        found.append(told | {"runs": runs, "noise": noise, "bounds": settled})
+        reported = {"cell": cell.name, "commands": commands, "chosen": cell.chosen, "left_out": cell.lost}
+        found.append(reported | {"runs": runs, "noise": noise, "bounds": settled})
         text = section(title, options, f"{tables(done)}\n\n{meanwhile(found)}\n")
         save(options.json, title, options, found, text)
     if not done:
@@ -490,9 +490,9 @@ def gpu_name() -> str | None:
     if program is None:
         return None
     command = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    names = told.stdout.strip().splitlines()
-    if told.returncode or not names:
+    reported = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    names = reported.stdout.strip().splitlines()
+    if reported.returncode or not names:
         return None
     card = names[0].replace(", ", ", driver ", 1)
     return card if len(names) == 1 else f"{len(names)} × {card}"

@@ -262,9 +262,9 @@ def verdicts(rounds: list[list[Row]], wholes: list[Row], gpu: bool, epoch_rows: 
         share = rows[0]["share"]
         if name == "from memory" and gpu:
             rates = [row["rate"] for row in rows]
-            told = f"{statistics.median(rates):,.0f} ({min(rates):,.0f}–{max(rates):,.0f})"
+            reported = f"{statistics.median(rates):,.0f} ({min(rates):,.0f}–{max(rates):,.0f})"
             holds = HOLDS[statistics.median(rates) >= FROM_MEMORY]
-            said.append(f"- batches of {batch:,}: samples/s from memory ≥ {FROM_MEMORY:,.0f}: {told}, {holds}")
+            said.append(f"- batches of {batch:,}: samples/s from memory ≥ {FROM_MEMORY:,.0f}: {reported}, {holds}")
         if name == "the loader":
             say_of(f"batches of {batch:,}: fed by the loader ÷ from memory ≥ {FED}", ratios, statistics.median(ratios) >= FED)
             costs = [row["alone_cpu"] for row in rows]
@@ -275,8 +275,8 @@ def verdicts(rounds: list[list[Row]], wholes: list[Row], gpu: bool, epoch_rows: 
             middle_ratio = statistics.median(ratios)
             least = 1 - OFF if share < 0.8 else PEAK if share > 1.25 else LESSER
             most = 1 + OFF if share < 0.8 else float("inf")
-            told = f"within {100 * OFF:.0f} % of the supply" if share < 0.8 else f"≥ {least} of the lesser of supply and peak"
-            say_of(f"batches of {batch:,}, {name}: {told}", ratios, least <= middle_ratio <= most)
+            reported = f"within {100 * OFF:.0f} % of the supply" if share < 0.8 else f"≥ {least} of the lesser of supply and peak"
+            say_of(f"batches of {batch:,}, {name}: {reported}", ratios, least <= middle_ratio <= most)
     for (batch, name), rows in by.items():
         if name.startswith("DataLoader"):
             ours = by[batch, "the loader"]

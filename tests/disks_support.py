@@ -60,13 +60,13 @@ def loop(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 def detach(device: Path) -> None:
     """The kernel frees it only once nobody has it open."""
-    told = Path(f"/sys/block/{device.name}/loop/backing_file")
-    backing = told.read_text()
+    reported = Path(f"/sys/block/{device.name}/loop/backing_file")
+    backing = reported.read_text()
     until_done("losetup", "--detach", device)
 
     def gone() -> bool:
         try:
-            return told.read_text().split(" (deleted)")[0].strip() != backing.split(" (deleted)")[0].strip()
+            return reported.read_text().split(" (deleted)")[0].strip() != backing.split(" (deleted)")[0].strip()
         except OSError:
             return True
 

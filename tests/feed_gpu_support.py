@@ -129,9 +129,9 @@ def scenario(stub: Path, tmp_path: Path) -> Scenario:
         assert done.returncode == 0, done.stdout + done.stderr
         if ON_REAL_GPU:
             return {}
-        told: dict[str, Any] = json.loads(books.read_text())
-        wrong = {k: told[k] for k in ("copies_outside", "changed_under_copy", "unknown_frees")}
+        reported: dict[str, Any] = json.loads(books.read_text())
+        wrong = {k: reported[k] for k in ("copies_outside", "changed_under_copy", "unknown_frees")}
         assert not any(wrong.values()), wrong
-        return told
+        return reported
 
     return run

@@ -76,10 +76,10 @@ def _shared_folder() -> Path:
             continue
         folder = Path(tempfile.mkdtemp(prefix="forebay-shared-", dir=parent))
         folder.chmod(0o755)
-        told = processes.run([*BECOME, "ls", folder], cwd="/")
-        if told.returncode == 0:
+        reported = processes.run([*BECOME, "ls", folder], cwd="/")
+        if reported.returncode == 0:
             return folder
-        tried.append(told.stderr.strip())
+        tried.append(reported.stderr.strip())
         folder.rmdir()
     pytest.fail(f"no folder that another user can reach: {'; '.join(tried)}")
 
@@ -89,21 +89,21 @@ def _interpreter() -> tuple[tuple[str, ...], dict[str, str]]:
     """How they start an interpreter that has the package, and what its environment needs."""
     tried = []
     for prefix in ((), FINDS):
-        told = _try((*BECOME, *prefix, sys.executable), {}, os.__file__)
-        if told is None:
+        reported = _try((*BECOME, *prefix, sys.executable), {}, os.__file__)
+        if reported is None:
             return (*BECOME, *prefix, sys.executable), {}
-        tried.append(told)
+        tried.append(reported)
     copied = _copy()
     environment = {"PYTHONPATH": str(copied / "packages"), "PYTHONDONTWRITEBYTECODE": "1"}
     base = getattr(sys, "_base_executable", None) or sys.executable
-    if (told := _try((*BECOME, base), environment, os.__file__)) is None:
+    if (reported := _try((*BECOME, base), environment, os.__file__)) is None:
         return (*BECOME, base), environment
-    tried.append(told)
+    tried.append(reported)
     python, library = _copy_interpreter(copied / "python")
     environment |= {"PYTHONHOME": str(copied / "python"), "LD_LIBRARY_PATH": str(copied / "python/lib")}
-    if (told := _try((*BECOME, python), environment, f"{library}/os.py")) is None:
+    if (reported := _try((*BECOME, python), environment, f"{library}/os.py")) is None:
         return (*BECOME, str(python)), environment
-    pytest.fail("no way to run the command as another user:\n" + "\n".join([*tried, told]))
+    pytest.fail("no way to run the command as another user:\n" + "\n".join([*tried, reported]))
 
 
 def _try(interpreter: tuple[str | Path, ...], environment: dict[str, str], library: str) -> str | None:

@@ -114,18 +114,18 @@ class Whole:
 def drawn_whole(folder: Path) -> Whole:
     """Drawn by the first that comes, since that takes seconds; nobody changes what is in the folder."""
     folder.mkdir(exist_ok=True)
-    made, told = Whole(folder, {}), folder / "told.json"
+    made, reported = Whole(folder, {}), folder / "told.json"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not told.exists():
+        if not reported.exists():
             save(made.runs, *sweep(watts=80.0, paths=("host", "bounce", "mapped")), record(), COMPARED, TUNED)
             model = record("host", gib_s=13.4, origin="simulated", source="model:d7-ps1010")
             more = save(folder / "more.jsonl", record("gds", ran="gds-compat"), model, evil_record())
             command = [*processes.FOREBAY, "report", made.runs, more, "-o", made.page, "--csv", made.csv, "--json"]
             done = processes.run(command, within_s=2 * processes.PATIENCE_S)
             assert done.returncode == 0, done.stderr
-            told.write_text(done.stdout)
-    made.summary.update(json.loads(told.read_text()))
+            reported.write_text(done.stdout)
+    made.summary.update(json.loads(reported.read_text()))
     return made
 
 

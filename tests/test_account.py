@@ -85,7 +85,7 @@ def sectors(disk: str) -> tuple[int, int]:
     return int(fields[2]), int(fields[6])
 
 
-def told(record: dict[str, Any]) -> int | None:
+def reported(record: dict[str, Any]) -> int | None:
     """None only where the reading came late, as on a busy machine, and the record says so."""
     assert (record["cache"]["device_bytes"] is None) == ("cache.device_bytes" in record["missing"])
     return record["cache"]["device_bytes"]
@@ -103,10 +103,10 @@ def test_device_bytes_are_the_kernels_to_the_sector(loop: Callable[..., Path], e
     written = bench(*flags, "--op", "write", "--overwrite-device", disk, "--sync", "none")
     after = sectors(disk.name)
     assert 512 * (between[0] - before[0]) == read["result"]["bytes"] == 8 * MIB
-    assert told(read) in (None, 8 * MIB)
+    assert reported(read) in (None, 8 * MIB)
     assert written["result"]["bytes"] == 8 * MIB == 512 * (after[1] - between[1])
     # What is read while the device is opened and written to is the kernel's and the device's, before the run begins.
-    assert told(written) is None or 8 * MIB <= told(written) <= 512 * (after[1] - between[1] + after[0] - between[0])
+    assert reported(written) is None or 8 * MIB <= reported(written) <= 512 * (after[1] - between[1] + after[0] - between[0])
 
 
 def used_s(group: Group) -> float:

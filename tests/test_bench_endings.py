@@ -124,7 +124,7 @@ def test_a_worker_keeps_to_its_share_of_a_flow(tmp_path: Path) -> None:
     sheet, place = tmp_path / "flow", 5
     words = [0] * 512
 
-    def told(process: int, ios: int) -> Path:
+    def reported(process: int, ios: int) -> Path:
         words[0] = int.from_bytes(b"forebay\x01", "big")
         words[2 + 2 * place : 4 + 2 * place] = [process << 32 | 8, ios]
         sheet.write_bytes(struct.pack("<512Q", *words))
@@ -132,7 +132,7 @@ def test_a_worker_keeps_to_its_share_of_a_flow(tmp_path: Path) -> None:
 
     job = {**NOTHING, "depth": 1, "duration_s": 0.2, "limit_ios": 1000}
     for process, ios, started in ((os.getpid(), 0, 1), (os.getpid(), 80, 11), ((1 << 32) - 1, 0, 1000)):
-        result = engine.run({**job, "flow": f"1@{told(process, ios)}"})["result"]
+        result = engine.run({**job, "flow": f"1@{reported(process, ios)}"})["result"]
         assert result["ios"] == started if started < 1000 else result["ios"] > 11
     (tmp_path / "letter").write_text("dear")
     with pytest.raises(RequestError, match="isn't a file of --flow"):

@@ -248,8 +248,8 @@ def test_a_misplaced_block_is_named_by_file_offset_and_seed(tmp_path: Path) -> N
         file.write(block)
     errors = bench(*job, cwd=tmp_path, code=1)["result"]["errors"]
     assert errors["verify_failed"] >= 1
-    told = " ".join(errors["examples"])
-    assert "81920" in told and "40960" in told, told
+    reported = " ".join(errors["examples"])
+    assert "81920" in reported and "40960" in reported, reported
 
 
 @pytest.mark.promise("FLT-16")
@@ -356,9 +356,9 @@ def test_whole_files_are_read_once_a_pass_in_random_order(tmp_path: Path) -> Non
     [row] = rows([Entry(record, "a.json")])
     cells = dict(zip((c.name for c in COLUMNS), row, strict=True))
     assert (cells["files_read"], cells["files_per_s"]) == (12, counted["files_per_s"])
-    told = summary.text(record, 200)
-    assert "read of whole files in random order by 4k from data '*.jpg' '**/*.JPG'" in told
-    assert "files     12 of 12 read · " in told and "(36 read from beginning to end)" in told
+    reported = summary.text(record, 200)
+    assert "read of whole files in random order by 4k from data '*.jpg' '**/*.JPG'" in reported
+    assert "files     12 of 12 read · " in reported and "(36 read from beginning to end)" in reported
 
 
 @pytest.mark.promise("BEN-50", "BEN-51")

@@ -80,8 +80,8 @@ def test_cpu_is_of_the_run_whatever_becomes_of_its_terminal(blocked: Terminal, t
     record = measured(blocked, tmp_path, *job, code=0, during=lambda _: None)
     for repeat in record["result"]["repeats"]:
         # Meters that began when all was over would find next to no time for millions of I/Os: less than a ns for each.
-        told = repeat["cpu"]["ns_per_io"]
-        assert told > 1 if told is not None else "result.cpu" in record["missing"]
+        reported = repeat["cpu"]["ns_per_io"]
+        assert reported > 1 if reported is not None else "result.cpu" in record["missing"]
     assert len(record["result"]["repeats"]) == 2
 
 

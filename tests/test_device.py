@@ -319,7 +319,7 @@ class Disturbance:
                 self.longest_ns = max(self.longest_ns, waited - self._waited.get(str(thread), 0))
                 self._waited[str(thread)] = waited
 
-    def told(self, late_ns: list[int]) -> str:
+    def reported(self, late_ns: list[int]) -> str:
         """Empty: there was none. `late_ns`: of sleepers that have nothing to do with the process."""
         stolen = self._stolen() - self._steal
         if not stolen and max(self.longest_ns, *late_ns) < self.QUIET_NS:
@@ -350,7 +350,7 @@ def played(device: Device, home: Path, seed: int) -> Played:
     assert sum(w.moved for w in found if not w.parts[-1].error) == result["bytes"]
     assert result["errors"]["short"] == sum(1 for t in device.trace if 0 < t.moved < t.size)
     check_latency(result, found)
-    return Played(compared(result, found), disturbance.told(late_ns))
+    return Played(compared(result, found), disturbance.reported(late_ns))
 
 
 @pytest.fixture(scope="module")
@@ -366,12 +366,12 @@ def verdicts(request: pytest.FixtureRequest) -> Iterator[list[list[Played]]]:
     if reporter and capture and ends:  # none in a worker of xdist
         first = sum(1 for runs in all_runs if len(runs) == 1 and runs[0] in agreed)
         most_us = max((run.excess_us() for run in agreed), default=0)
-        told = (
+        reported = (
             f"{len(ends)} schedules: {len(agreed)} within 1 % + 0.5 ms of the trace ({first} at once; at most {most_us:.0f} us"
             f" above 1 %), {len(unclear)} not judged on a disturbed machine, {len(ends) - len(agreed) - len(unclear)} too high"
         )
         with capture.global_and_fixture_disabled():
-            reporter.write_line(f"\n{told}")
+            reporter.write_line(f"\n{reported}")
 
 
 @pytest.mark.promise("REC-34")
@@ -389,6 +389,6 @@ def test_seeded_schedules_agree_with_the_trace_in_all_figures(
             return
         if not runs[-1].disturbed:
             break
-    told = [f"{'; '.join(r.too_high())} ({r.disturbed or 'nothing disturbed the machine'})" for r in runs]
+    reported = [f"{'; '.join(r.too_high())} ({r.disturbed or 'nothing disturbed the machine'})" for r in runs]
     verdict = "not judged, for the machine was disturbed each time" if runs[-1].disturbed else "too high on a quiet machine"
-    pytest.fail(f"{verdict}:\n" + "\n".join(told))
+    pytest.fail(f"{verdict}:\n" + "\n".join(reported))

@@ -79,8 +79,9 @@ def with_ways() -> dict[str, Any]:
     latency = {"min": 1.0, "mean": 2.0, "stdev": 1.0, "p50": 2.0, "p90": 3.0, "p95": 4.0, "p99": 5.0, "p999": 6.0, "p9999": 7.0,
                "max": 8.0}  # fmt: skip
     for at, way in enumerate(metrics.WAYS, 1):
-        told = {key: at * value for key, value in latency.items()}
-        part = {"bytes": at * 4096, "ios": at, "throughput_gib_s": at / 10, "iops": at * 1.5, "latency_us": told, "histogram": ""}
+        reported = {key: at * value for key, value in latency.items()}
+        part = {"bytes": at * 4096, "ios": at, "throughput_gib_s": at / 10, "iops": at * 1.5}
+        part |= {"latency_us": reported, "histogram": ""}
         record["result"][way] = part
     return record
 
@@ -95,9 +96,9 @@ def test_terminal_table_prometheus_and_gate_have_each_direction() -> None:
     row = dict(zip((c.name for c in columns.COLUMNS), columns.rows([entry])[0], strict=True))
     assert (row["read_ios"], row["write_latency_us_p99"], row["flush_latency_us_stdev"]) == (1, 10.0, 3.0)
     samples = prometheus.text(prometheus.of_runs([entry]))
-    told = f'id="{record["id"]}",direction="write"'
-    assert f"forebay_run_direction_ios_per_second{{{told}}} 3.0" in samples
-    assert f'forebay_run_direction_latency_seconds{{{told},quantile="0.5"}} 4e-06' in samples
+    reported = f'id="{record["id"]}",direction="write"'
+    assert f"forebay_run_direction_ios_per_second{{{reported}}} 3.0" in samples
+    assert f'forebay_run_direction_latency_seconds{{{reported},quantile="0.5"}} 4e-06' in samples
     for name in ("write.p99", "write.p99_us", "write.latency_p99", "WRITE.p99"):
         bound = bounds.parse(f"{name} < 9us", metrics.FIGURES)
         assert bound.metric.of_record(record) == 10.0 and bound.metric.name == "write.latency_p99"

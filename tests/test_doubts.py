@@ -25,8 +25,8 @@ def training() -> dict[str, Any]:
     au = 100 * 0.15 / 0.21
     spans = [span(1.0, 1.1, 1.15, 1.36, 4, 0.2)] * 2
     epochs = [{"epoch": n, "steps": 4, "au_pct": au, "accelerators": spans} for n in (1, 2)]
-    told = {"rule_set": "v1.0", "au_pct": au, "au_pct_min": 70.0, "passes": True, "samples_per_s": 9.0, "samples": 64}
-    return told | {"epochs": epochs}
+    reported = {"rule_set": "v1.0", "au_pct": au, "au_pct_min": 70.0, "passes": True, "samples_per_s": 9.0, "samples": 64}
+    return reported | {"epochs": epochs}
 
 
 def whole() -> dict[str, Any]:
@@ -42,7 +42,7 @@ def test_a_record_as_it_was_written_has_none() -> None:
 
 @pytest.mark.promise("REC-37")
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (lambda r: r["result"].update(throughput_gib_s=2 * r["result"]["throughput_gib_s"]), "throughput_gib_s is"),
         (lambda r: r["result"].update(bytes=-1), "bytes is -1, below zero"),
@@ -57,11 +57,11 @@ def test_a_record_as_it_was_written_has_none() -> None:
     ],
 )
 def test_each_is_told_and_no_reader_makes_anything_of_it(
-    change: Change, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    change: Change, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     made = whole()
     change(made)
-    assert any(told in text for text in contradictions(made)), contradictions(made)
+    assert any(reported in text for text in contradictions(made)), contradictions(made)
     monkeypatch.chdir(tmp_path)
     Path("odd.json").write_text(json.dumps(made))
     Path("good.json").write_text(json.dumps(fake_engine.record()))

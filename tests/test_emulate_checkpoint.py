@@ -184,8 +184,8 @@ def test_what_a_user_keeps_there_stays(capsys: Any, tmp_path: Path) -> None:
     mine.parent.mkdir()
     mine.write_bytes(b"mine")
     for more in ((), ("--replace",)):
-        told = refused(capsys, "--workload", "llama3-8b", "--dir", tmp_path, *SMALL, *more)
-        assert "model.bin" in told and "another --dir" in told
+        reported = refused(capsys, "--workload", "llama3-8b", "--dir", tmp_path, *SMALL, *more)
+        assert "model.bin" in reported and "another --dir" in reported
     assert files(tmp_path) == {"global_epoch1_step1/model.bin": 4}
 
 

@@ -123,6 +123,6 @@ def test_a_clock_that_is_set_during_a_run_is_in_no_figure(tmp_path: Path, steppi
     assert slowest_us <= 1e6 * wall_s
     assert not [w for w in found["warnings"] if w["id"] == "clock"]
 
-    told = record(tmp_path / "checkpoint.json")["checkpoint"]
-    turns = [turn for phase in ("write", "read") for turn in told[phase]["checkpoints"]]
+    reported = record(tmp_path / "checkpoint.json")["checkpoint"]
+    turns = [turn for phase in ("write", "read") for turn in reported[phase]["checkpoints"]]
     assert len(turns) == 4 and all(0 < turn["duration_s"] <= wall_s for turn in turns)

@@ -246,8 +246,8 @@ def test_the_verb_on_ctrl_c_says_what_stays(tmp_path: Path) -> None:
     with processes.running([*processes.FOREBAY, *words]) as child:
         processes.wait_until(lambda: list((tmp_path / "train").glob("*.tfrecord")), "a finished file", child)
         child.send_signal(signal.SIGINT)
-        _, told = child.communicate(timeout=processes.PATIENCE_S)
-    assert child.returncode == 130 and "of 400 files are finished, and are kept" in told
+        _, reported = child.communicate(timeout=processes.PATIENCE_S)
+    assert child.returncode == 130 and "of 400 files are finished, and are kept" in reported
 
 
 @pytest.mark.promise("EMU-23")

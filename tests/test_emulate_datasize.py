@@ -88,9 +88,9 @@ def test_datagen_makes_as_many_files_as_the_rules_want(
         ((*command[:-1], "--memory", "1g"), "needs --accelerators"),
         (("emulate", "datagen", "--workload", "unet3d", "--data", tmp_path, "--accelerators", 4), "runs on several accelerators"),
     ]
-    for words, told in refused:
+    for words, reported in refused:
         code, _, err = typed(capsys, *words)
-        assert code == 2 and told in err and len(made) == 2, err
+        assert code == 2 and reported in err and len(made) == 2, err
 
 
 @pytest.mark.promise("EMU-6")
@@ -120,7 +120,7 @@ def test_datasize_says_what_asks_for_most_and_what_to_type(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "limits", "lowest"),
+    ("reported", "limits", "lowest"),
     [
         ("0::/", {"memory.max": "1048576"}, 1 << 20),
         ("0::/a.slice/b.scope", {"a.slice/memory.max": "2097152", "a.slice/b.scope/memory.max": "max"}, 2 << 20),
@@ -135,9 +135,9 @@ def test_datasize_says_what_asks_for_most_and_what_to_type(capsys: Any) -> None:
     ],
 )
 def test_memory_is_the_lowest_limit_of_the_groups_above(
-    tmp_path: Path, told: str, limits: dict[str, str], lowest: int | None
+    tmp_path: Path, reported: str, limits: dict[str, str], lowest: int | None
 ) -> None:
-    for name, text in {"proc/self/cgroup": told, **{f"sys/fs/cgroup/{k}": v for k, v in limits.items()}}.items():
+    for name, text in {"proc/self/cgroup": reported, **{f"sys/fs/cgroup/{k}": v for k, v in limits.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -384,6 +384,6 @@ def test_the_report_script_of_v1_takes_our_results(verb: str, tmp_path: Path) ->
         [python, script, "-rd", str(exported)], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )
     assert ran.returncode == 0, ran.stderr
-    told = json.loads((tmp_path / "mlperf_storage_report.json").read_text())["overall"]
-    assert told["model"] == "resnet50" and told["accelerator"] == "a100" and told["num_benchmark_runs"] == 5
-    assert float(told["train_throughput_mean_samples_per_second"]) == pytest.approx(sum(rates) / 5, rel=1e-3)
+    reported = json.loads((tmp_path / "mlperf_storage_report.json").read_text())["overall"]
+    assert reported["model"] == "resnet50" and reported["accelerator"] == "a100" and reported["num_benchmark_runs"] == 5
+    assert float(reported["train_throughput_mean_samples_per_second"]) == pytest.approx(sum(rates) / 5, rel=1e-3)

@@ -113,7 +113,7 @@ def test_a_damaged_record_is_named_or_passed_over(forebay: Run, data: Path) -> N
 
 @pytest.mark.promise("EMU-30")
 @pytest.mark.parametrize(
-    ("flags", "code", "told"),
+    ("flags", "code", "reported"),
     [
         (("--data", "nowhere"), 2, "nowhere"),
         (("--data", "DATA", "--files", "61"), 2, "too few files"),
@@ -122,11 +122,11 @@ def test_a_damaged_record_is_named_or_passed_over(forebay: Run, data: Path) -> N
     ],
 )
 def test_a_data_set_that_cannot_serve_is_refused(
-    forebay: Run, data: Path, flags: tuple[str, ...], code: int, told: str
+    forebay: Run, data: Path, flags: tuple[str, ...], code: int, reported: str
 ) -> None:
     asked = [f.replace("DATA", str(data)) for f in flags]
     done = forebay("emulate", "run", "--workload", "small.toml", *asked)
-    assert done.returncode == code and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == code and reported in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.promise("EMU-30")

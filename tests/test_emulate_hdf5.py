@@ -148,8 +148,8 @@ def test_samples_that_are_not_in_the_file_are_refused(
     # Without a look at the files, what was read says it.
     done = run(forebay, tmp_path, "--level", "bytes")
     training = json.loads(done.stdout)["training"]
-    told = {rule["id"]: rule["why"] for rule in training["rules"] if not rule["ok"]}
-    assert done.returncode == 1 and not training["passes"] and "each" in told["delivered"], training["rules"]
+    reported = {rule["id"]: rule["why"] for rule in training["rules"] if not rule["ok"]}
+    assert done.returncode == 1 and not training["passes"] and "each" in reported["delivered"], training["rules"]
 
 
 @pytest.mark.promise("TRA-15")

@@ -134,11 +134,11 @@ def test_two_ranks_end_each_step_together_and_stop_behind_the_same_one(tmp_path)
     # Where a machine is busy, Open MPI's launcher may learn of a rank's end before it learns that the rank finalized.
     files = [tmp_path / f"rank-{rank}.json" for rank in (0, 1)]
     assert all(file.exists() for file in files), done.stderr
-    (came, ended, told), (came_1, ended_1, told_1) = (json.loads(file.read_text()) for file in files)
+    (came, ended, reported), (came_1, ended_1, told_1) = (json.loads(file.read_text()) for file in files)
     assert [len(steps) for steps in (came, came_1, ended, ended_1)] == [12] * 4
     assert all(max(a, b) <= min(c, d) for a, b, c, d in zip(came, came_1, ended, ended_1, strict=True))
     # Whoever stops by itself isn't stopped by another.
-    assert told == [True, 3, True, True] and told_1 == [True, False, True]
+    assert reported == [True, 3, True, True] and told_1 == [True, False, True]
 
 
 # The one run of several processes here that isn't `long`: two seconds. It compares who came when, and measures no time.
@@ -157,8 +157,8 @@ def test_hosts_are_one_run_whose_steps_end_together(tmp_path):
     # Nobody went on before both had come, in every step.
     assert all(max(a, b) <= min(c, d) for a, b, c, d in zip(*came, *ended, strict=True))
     assert record["training"]["accelerators"] == 6 and record["training"]["hosts"] == 1, "both ranks ran on this host"
-    told = record["result"]["hosts"]
-    assert [h["training"]["accelerators"] for h in told] == [3, 3] and all(h["failure"] is None for h in told)
+    reported = record["result"]["hosts"]
+    assert [h["training"]["accelerators"] for h in reported] == [3, 3] and all(h["failure"] is None for h in reported)
     assert err.count("AU ") <= 1, "one summary, not one a rank"
 
 

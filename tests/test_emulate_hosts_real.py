@@ -67,10 +67,10 @@ def test_two_ranks_over_the_real_engine_read_each_sample_once(tmp_path, made):
     # 48 samples make 4 steps of two for six accelerators, in each of two epochs.
     assert (training["accelerators"], training["steps"], [e["steps"] for e in training["epochs"]]) == (6, 4, [4, 4])
     assert training["samples"] == 2 * 48 and training["payload_bytes"] >= 2 * 48 * 65536
-    told = record["result"]["hosts"]
-    assert [h["training"]["samples"] for h in told] == [48, 48] and all(h["failure"] is None for h in told)
-    assert record["result"]["bytes"] == sum(h["bytes"] for h in told)
-    rates = [h["training"]["samples_per_s"] for h in told]
+    reported = record["result"]["hosts"]
+    assert [h["training"]["samples"] for h in reported] == [48, 48] and all(h["failure"] is None for h in reported)
+    assert record["result"]["bytes"] == sum(h["bytes"] for h in reported)
+    rates = [h["training"]["samples_per_s"] for h in reported]
     assert abs(training["samples_per_s"] - sum(rates)) < 1e-6 * sum(rates)
 
 
@@ -105,13 +105,13 @@ def test_data_that_several_processes_cant_read_is_refused_once_before_anything_i
 
     for file in list((tmp_path / "data-1" / "train").iterdir())[:3]:
         file.unlink()
-    [told, following] = refused(made)
-    assert re.match(r"forebay: --data on several hosts: 45 files on rank 1 \(.+\), 48 on rank 0 \(.+\)$", told), told
+    [reported, following] = refused(made)
+    assert re.match(r"forebay: --data on several hosts: 45 files on rank 1 \(.+\), 48 on rank 0 \(.+\)$", reported), reported
     assert "same files on every host" in following
     (tmp_path / "data-1").rename(tmp_path / "elsewhere")
-    [told, following] = refused(made)
-    assert f"--data {tmp_path}/data-1 (rank 1 on " in told and told.endswith("there is no such folder"), told
-    [told, following] = refused("model:p5510?drives=2")
-    assert "virtual time" in told and "without mpirun" in following
-    [told, following] = refused(tmp_path / "nowhere")
-    assert "there is no such folder" in told and "datagen" in following
+    [reported, following] = refused(made)
+    assert f"--data {tmp_path}/data-1 (rank 1 on " in reported and reported.endswith("there is no such folder"), reported
+    [reported, following] = refused("model:p5510?drives=2")
+    assert "virtual time" in reported and "without mpirun" in following
+    [reported, following] = refused(tmp_path / "nowhere")
+    assert "there is no such folder" in reported and "datagen" in following

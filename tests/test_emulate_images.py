@@ -130,7 +130,7 @@ def broken(whole: bytes, how: str) -> bytes:
 
 @pytest.mark.promise("TRA-19")
 @parametrized(
-    ("format", "how", "told"),
+    ("format", "how", "reported"),
     [
         ("jpeg", "codes", "can't be decoded: "),
         ("jpeg", "bomb of a JPEG", "bytes of pixels, and 134217728 are the most"),
@@ -140,14 +140,14 @@ def broken(whole: bytes, how: str) -> bytes:
     kept=(2,),
 )
 def test_an_image_that_cannot_be_decoded_is_named_or_left_out(
-    forebay: Callable[..., Any], tmp_path: Path, format: str, how: str, told: str
+    forebay: Callable[..., Any], tmp_path: Path, format: str, how: str, reported: str
 ) -> None:
     victim = write(tmp_path / "data", format)[6]
     victim.write_bytes(broken(victim.read_bytes(), how))
     # Its framing is whole: only who decodes finds out.
     assert run(forebay, tmp_path, format).returncode == 0
     done = run(forebay, tmp_path, format, "--decode")
-    assert done.returncode == 4 and victim.name in done.stderr and told in done.stderr, done.stderr
+    assert done.returncode == 4 and victim.name in done.stderr and reported in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and "panicked" not in done.stderr
     skipping = run(forebay, tmp_path, format, "--decode", "--on-error", "skip")
     training = json.loads(skipping.stdout)["training"]
@@ -157,7 +157,7 @@ def test_an_image_that_cannot_be_decoded_is_named_or_left_out(
 
 @pytest.mark.promise("TRA-19")
 @pytest.mark.parametrize(
-    ("format", "flags", "told"),
+    ("format", "flags", "reported"),
     [
         ("jpeg", ("--level", "bytes"), "--level parse"),
         ("npz", (), "jpeg, png"),
@@ -165,12 +165,12 @@ def test_an_image_that_cannot_be_decoded_is_named_or_left_out(
     ],
 )
 def test_what_there_is_nothing_to_decode_of_is_refused(
-    forebay: Callable[..., Any], tmp_path: Path, format: str, flags: tuple[str, ...], told: str
+    forebay: Callable[..., Any], tmp_path: Path, format: str, flags: tuple[str, ...], reported: str
 ) -> None:
     (tmp_path / "images.toml").write_text(WORKLOAD.format(format=format, files=FILES))
     data = () if "--data" in flags else ("--data", tmp_path)
     done = forebay("emulate", "run", "--workload", tmp_path / "images.toml", "--decode", *flags, *data)
-    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2 and reported in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_ours_are_images_for_pillow_and_for_the_decoder(forebay: Callable[..., Any], tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def said(tmp_path: Path, format: str, name: str, content: bytes) -> str:
 def test_a_file_that_is_something_else_is_named_and_never_to_be_removed(
     tmp_path: Path, format: str, name: str, content: bytes, words: tuple[str, ...]
 ) -> None:
-    told = said(tmp_path, format, name, content)
-    assert all(word in told for word in words), told
+    reported = said(tmp_path, format, name, content)
+    assert all(word in reported for word in words), reported
 
 
 def test_what_a_manifest_says_is_ours_may_be_made_again(tmp_path: Path) -> None:

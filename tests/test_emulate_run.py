@@ -180,7 +180,7 @@ def _spec(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.promise("EMU-4")
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (["--data", "DIR"], "--workload: no workload was given"),
         ([*UNET], "no data set was given"),
@@ -204,10 +204,10 @@ def _spec(folder: Path) -> dict[str, Any]:
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(
-    flags: list[str], told: str, capsys: Any, storage: FakeStorage, folder: Path
+    flags: list[str], reported: str, capsys: Any, storage: FakeStorage, folder: Path
 ) -> None:
     code, out, err = run(capsys, *(f.replace("DIR", str(folder)) for f in flags))
-    assert code == 2 and told in err and "try:" in err and out == "" and not storage.specs
+    assert code == 2 and reported in err and "try:" in err and out == "" and not storage.specs
 
 
 def test_batches_that_do_not_fit_into_memory_are_refused(capsys: Any, storage: FakeStorage, folder: Path) -> None:
@@ -454,8 +454,8 @@ def test_each_cause_of_waiting_is_named(folder: Path) -> None:
     total = training["accelerators"] * sum(e["seconds"] for e in training["epochs"])
     for cause, id in (("storage_s", "storage"), ("parse_s", "client"), ("cpu_s", "client"), ("barrier_s", "barrier")):
         training["waited"] = {**dict.fromkeys(show.CAUSES, 0.0), cause: 0.3 * total}
-        found, told = show.limit(training)
-        assert found == id and told
+        found, reported = show.limit(training)
+        assert found == id and reported
         assert show.shares(training)[cause] == pytest.approx(30)
     training["accelerators"], total = 3, 3 * total
     # One of three waits for the storage, and the two others for that one.

@@ -419,7 +419,7 @@ def test_probes_are_short_and_full_runs_as_asked(capsys: Any, folder: Path, monk
 
 @pytest.mark.promise("EMU-8")
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (["--max", "0"], "--max 0"),
         (["--accelerators", "9", "--max", "4"], "starts above its maximum"),
@@ -432,11 +432,11 @@ def test_probes_are_short_and_full_runs_as_asked(capsys: Any, folder: Path, monk
     ],
 )
 def test_nonsense_is_refused(
-    flags: list[str], told: str, capsys: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], reported: str, capsys: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeStorage(10.0).install(monkeypatch)
     code, _, err = search(capsys, *UNET, "--data", folder, *flags)
-    assert code == 2 and told in err and not fake.specs
+    assert code == 2 and reported in err and not fake.specs
 
 
 @pytest.mark.promise("EMU-7")

@@ -252,11 +252,11 @@ def test_random_reads_bring_no_more_into_memory_than_they_ask_for(forebay, tmp_p
     with data.open("rb") as file:
         os.fsync(file.fileno())
     flags = ("--op", "randread", "--io-size", "4k", "--cache", "drop", "--limit-ios", "128", "--engine", engine, "--json")
-    told = {hint: measured(forebay("bench", data, *flags, "--hint", hint)) for hint in ("auto", "none")}
-    if told["auto"]["cache"]["resident_before"] or told["auto"]["cache"]["policy"] == "memory":
+    reported = {hint: measured(forebay("bench", data, *flags, "--hint", hint)) for hint in ("auto", "none")}
+    if reported["auto"]["cache"]["resident_before"] or reported["auto"]["cache"]["policy"] == "memory":
         pytest.skip("this file system keeps what it is told to drop")
-    assert told["auto"]["job"]["hint"] == "auto" and told["auto"]["cache"]["resident_after"] < 0.02
-    assert engine != "map" or told["none"]["cache"]["resident_after"] > 0.1
+    assert reported["auto"]["job"]["hint"] == "auto" and reported["auto"]["cache"]["resident_after"] < 0.02
+    assert engine != "map" or reported["none"]["cache"]["resident_after"] > 0.1
 
 
 @contextlib.contextmanager

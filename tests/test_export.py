@@ -106,11 +106,11 @@ def test_batches_have_columns_of_their_own_which_are_empty_for_other_runs():
         [2048, 900, 110.0, 300.0, "one launch of a kernel"],
         [2048, 0, None, None, "one launch of a kernel"],
     ]
-    told = samples(prometheus.text(prometheus.of_runs(entries)))
-    latencies = [("0000000000000002" in labels, float(value)) for labels, value in told["forebay_run_batch_latency_seconds"]]
+    reported = samples(prometheus.text(prometheus.of_runs(entries)))
+    latencies = [("0000000000000002" in labels, float(value)) for labels, value in reported["forebay_run_batch_latency_seconds"]]
     assert latencies == [(True, pytest.approx(us / 1e6)) for us in (110, 150, 200, 250)]
-    assert [value for _, value in told["forebay_run_batches"]] == ["900.0", "0.0"]
-    assert sum('batch="2048"' in labels for labels, _ in told["forebay_run_info"]) == 2
+    assert [value for _, value in reported["forebay_run_batches"]] == ["900.0", "0.0"]
+    assert sum('batch="2048"' in labels for labels, _ in reported["forebay_run_info"]) == 2
 
 
 @pytest.mark.promise("TRN-41")
@@ -134,11 +134,11 @@ def test_what_was_trained_and_what_answered_queries_have_columns_of_their_own():
         "train_supply_drives": 2, "train_cpu_s_per_gib": 0.75, "train_input_wait_pct": 0.0,
     }  # fmt: skip
     assert cells[2]["infer_valid"] is False and cells[2]["infer_latency_ms_p90"] == 20.0 and cells[2]["samples_per_s"] is None
-    told = samples(prometheus.text(prometheus.of_runs(entries)))
-    assert told["forebay_run_train_demand_bytes_per_second"] == [('id="0000000000000002"', repr(0.5 * 2**30))]
-    assert [value for _, value in told["forebay_run_infer_latency_seconds"]] == ["0.01", "0.02", "0.03"]
-    assert [value for _, value in told["forebay_run_infer_valid"]] == ["0.0"]
-    assert [re.findall('model="([a-z]+)"', labels) for labels, _ in told["forebay_run_info"]] == [[], ["toy"], ["dlrm"]]
+    reported = samples(prometheus.text(prometheus.of_runs(entries)))
+    assert reported["forebay_run_train_demand_bytes_per_second"] == [('id="0000000000000002"', repr(0.5 * 2**30))]
+    assert [value for _, value in reported["forebay_run_infer_latency_seconds"]] == ["0.01", "0.02", "0.03"]
+    assert [value for _, value in reported["forebay_run_infer_valid"]] == ["0.0"]
+    assert [re.findall('model="([a-z]+)"', labels) for labels, _ in reported["forebay_run_info"]] == [[], ["toy"], ["dlrm"]]
 
 
 @pytest.mark.promise("TRN-41")
@@ -179,13 +179,13 @@ def test_parquet_holds_the_same_table_typed(runs, tmp_path):
 def samples(text: str) -> dict[str, list[tuple[str, str]]]:
     """Name → (labels, value) of each sample; fails where a line isn't the format's."""
     found: dict[str, list[tuple[str, str]]] = {}
-    told = None
+    reported = None
     for line in text.splitlines():
         if line.startswith("# "):
-            told = line.split()[2]
+            reported = line.split()[2]
             continue
         match = LINE.match(line)
-        assert match and match[1] == told, line
+        assert match and match[1] == reported, line
         found.setdefault(match[1], []).append((match[2] or "", match[3]))
     return found
 
@@ -352,10 +352,10 @@ def test_emulated_training_hands_out_its_utilisation(monkeypatch):
         def spec(self, number):
             return {}
 
-    told = {"phase": "run", "epoch": 2, "step": 5, "t_s": 1.0, "au_pct": 75.0, "gib_s": 1.5, "cores_busy": 0.5}
+    reported = {"phase": "run", "epoch": 2, "step": 5, "t_s": 1.0, "au_pct": 75.0, "gib_s": 1.5, "cores_busy": 0.5}
 
     def measured(spec, watch, interrupt, world):
-        watch(told)
+        watch(reported)
         return run.measure.Outcome(None)
 
     monkeypatch.setattr(run.measure, "measure", measured)
@@ -452,8 +452,8 @@ def test_a_data_set_and_files_hand_out_how_many_are_done(handed_out, tmp_path):
     phases = {re.search('"(.*)"', found["forebay_live_phase"][0][0])[1]: found for found in handed_out}
     assert {"create", "stat", "read", "delete"} <= set(phases)
     assert all(found["forebay_live_files_planned"] == [("", "50.0")] for found in phases.values())
-    told = files.live({"phase": "stat", "done": 20, "files": 50, "bytes": 0, "t_s": 0.5, "ops_s": 40.0})
-    found = samples(prometheus.text(prometheus.of_progress({}, "", told)))
+    reported = files.live({"phase": "stat", "done": 20, "files": 50, "bytes": 0, "t_s": 0.5, "ops_s": 40.0})
+    found = samples(prometheus.text(prometheus.of_progress({}, "", reported)))
     assert found["forebay_live_files"] == [("", "20.0")] and found["forebay_live_files_per_second"] == [("", "40.0")]
 
 

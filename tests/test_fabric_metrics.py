@@ -61,7 +61,7 @@ def test_a_target_tells_of_the_target_below_it(forebay, tmp_path):
             document(forebay("bench", above.uri(), "--passes", "1", "--io-size", "64k", "--json"))
             samples = parse_metrics(above.metrics())
             commands = samples["forebay_source_queue_commands_total"]
-            assert all(labels.items() <= told.items() for told, _ in commands)
+            assert all(labels.items() <= reported.items() for reported, _ in commands)
             assert sum(value for _, value in commands) >= 16
             assert sum(value for _, value in samples["forebay_source_queue_latency_seconds_count"]) >= 16
             interrupted(below, lambda: state(parse_metrics(above.metrics())), 2)
@@ -90,8 +90,8 @@ def test_a_gateway_tells_of_the_target_below_it(forebay, tmp_path):
             assert ({**controller, "state": "enabled"}, 0.0) in samples["forebay_controller_state"]
             assert (controller, 1.0) in samples["forebay_controller_connections_total"]
             interrupted(below, lambda: state(metrics()), 2)
-            told = document(forebay("snap", "rpc", "--socket", rpc, "snap_stats_get"))
-            (source,) = told["subsystems"][0]["namespaces"][0]["fabric"]
+            reported = document(forebay("snap", "rpc", "--socket", rpc, "snap_stats_get"))
+            (source,) = reported["subsystems"][0]["namespaces"][0]["fabric"]
             assert source["uri"] == below.uri() and len(source["queues"]) > 0
             assert [path["reconnects"] for path in source["paths"]] == [1]
             assert any("connected again" in event["text"] for event in source["events"]), json.dumps(source)

@@ -197,10 +197,10 @@ def test_whoever_keeps_too_many_batches_is_told_and_goes_on_once_they_are_gone(p
     slot = -(-100 * ROW.itemsize // 4096) * 4096
     loader = feed.Loader(feed.rows(path, ROW), 100, pin_limit=4 * slot, prefetch=1)
     iterator, kept = iter(loader), []
-    with pytest.raises(RequestError, match="keeps 4 batches") as told:
+    with pytest.raises(RequestError, match="keeps 4 batches") as reported:
         kept.extend(iterator)
     assert len(kept) == 4 and loader.record()["feed"]["memory_bytes"] == 4 * slot
-    assert f"pin_limit={7 * slot}" in told.value.next
+    assert f"pin_limit={7 * slot}" in reported.value.next
     kept.clear()
     assert sum(1 for _ in iterator) == -(-ROWS // 100) - 4 and loader.record()["feed"]["samples"] > 400
     with pytest.raises(RequestError, match="two batches"):
@@ -414,16 +414,16 @@ def test_the_command_measures_the_loader_and_checks_what_it_hands_out(forebay: F
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record == json.loads(out.read_text()) and record["schema"] == "forebay.run/1"
-    told, result = record["feed"], record["result"]
-    assert (told["samples"], told["verified"], told["order"]) == (2 * ROWS, 2 * ROWS, "rows")
-    assert told["batches"] == 2 * -(-ROWS // 100)
+    reported, result = record["feed"], record["result"]
+    assert (reported["samples"], reported["verified"], reported["order"]) == (2 * ROWS, 2 * ROWS, "rows")
+    assert reported["batches"] == 2 * -(-ROWS // 100)
     ways = [record["path"][f"{way}_bytes"] for way in ("staged", "mapped", "direct")]
     assert result["bytes"] == 2 * ROWS * ROW.itemsize == sum(ways)
-    assert 0 <= told["input_wait_pct"] <= 100 and told["samples_per_s"] > 0 and result["cpu"]["cpu_s_per_gib"] > 0
+    assert 0 <= reported["input_wait_pct"] <= 100 and reported["samples_per_s"] > 0 and result["cpu"]["cpu_s_per_gib"] > 0
     loader = feed.Loader(feed.rows(path, np.dtype(("u1", ROW.itemsize))), 999, seed=0)
-    assert sum(1 for _ in range(2) for _ in loader) and loader.hash == told["hash"]
+    assert sum(1 for _ in range(2) for _ in loader) and loader.hash == reported["hash"]
     said = forebay("feed", path, *row).stdout
-    for line in ("samples/s", "of the time for a batch", "CPU-s/GiB", told["data"]):
+    for line in ("samples/s", "of the time for a batch", "CPU-s/GiB", reported["data"]):
         assert line in said
     page = tmp_path / "page.html"
     assert forebay("report", out, "-o", page, "--no-charts").returncode == 0 and "Loaders" in page.read_text()

@@ -393,8 +393,8 @@ def test_a_sample_of_a_shard_that_differs_from_it_is_found(shards: list[Path]) -
     batch, check = loader.take(), check_of(loader.dataset)
     assert check.differences(batch, batch.samples) == []
     batch["bin"].data[int(batch["bin"].offsets[7])] ^= 1
-    (told,) = check.differences(batch, batch.samples)
-    assert re.search(r"0\.tar: \d+ bytes from \d+ of bin differ", told)
+    (reported,) = check.differences(batch, batch.samples)
+    assert re.search(r"0\.tar: \d+ bytes from \d+ of bin differ", reported)
 
 
 @pytest.mark.promise("FEED-14")

@@ -289,9 +289,9 @@ def test_global_settings_hold_for_the_sections_below_them(read: Any) -> None:
 def test_keys_without_effect_are_taken_and_those_with_an_output_told(read: Any) -> None:
     made = one(read, *(f"{key}=1" for key in fio_keys.HOLDS))
     assert made.messages() == [] and made.warnings() == []
-    told = one(read, *(f"{key}=1" for key in fio_keys.REPORTED))
-    assert sorted(m.split()[1] for m in told.messages()) == sorted(f"{key}=1" for key in fio_keys.REPORTED)
-    assert told.warnings() == []
+    reported = one(read, *(f"{key}=1" for key in fio_keys.REPORTED))
+    assert sorted(m.split()[1] for m in reported.messages()) == sorted(f"{key}=1" for key in fio_keys.REPORTED)
+    assert reported.warnings() == []
 
 
 def test_each_key_stands_in_one_table() -> None:

@@ -137,10 +137,10 @@ def test_sections_of_a_file_are_entries_by_group_as_in_fio(data: Path) -> None:
     assert done.returncode == 0 and not done.stdout, done.stderr
     found = json.loads((data / "o.json").read_text())
 
-    def told(document: dict[str, Any]) -> list[Any]:
+    def reported(document: dict[str, Any]) -> list[Any]:
         return [(j["jobname"], j["groupid"], j["job options"], j["read"]["total_ios"]) for j in document["jobs"]]
 
-    assert told(found) == told(theirs) and found["global options"] == theirs["global options"]
+    assert reported(found) == reported(theirs) and found["global options"] == theirs["global options"]
     assert ours("--output-format=json", "--output=o.json", "--section=a", "j.fio", cwd=data).returncode == 0
     assert [job["jobname"] for job in json.loads((data / "o.json").read_text())["jobs"]] == ["a"]
 

@@ -22,12 +22,12 @@ def both(forebayd, request):
     """`both("serve", …)` → what each of the two said: (exit code, stdout, stderr)."""
     run = request.getfixturevalue("forebay")
 
-    def told(*words: object) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
+    def reported(*words: object) -> tuple[tuple[int, str, str], tuple[int, str, str]]:
         ours = subprocess.run([forebayd, *map(str, words)], capture_output=True, text=True, timeout=60)
         theirs = run(*words)
         return (ours.returncode, ours.stdout, ours.stderr), (theirs.returncode, theirs.stdout, theirs.stderr)
 
-    return told
+    return reported
 
 
 @pytest.mark.promise("SNP-5")

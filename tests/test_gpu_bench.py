@@ -127,9 +127,9 @@ def test_a_contender_that_fails_midway_is_left_out_and_named() -> None:
     cell = Cell("x", [steady("forebay", figure(2)), broken], [])
     figures, _ = interleave(cell, 3, 0.1, lambda text: None)
     assert list(figures) == ["forebay"] and len(figures["forebay"]) == 3
-    told = judge(Bound("rate", ("broken",), at_least=1.0), cell, figures)
-    assert told["holds"] is None and "broken didn't run" in told["why"]
-    assert "left out: broken: its GPU fell off" in table([(cell, figures, [told])])
+    reported = judge(Bound("rate", ("broken",), at_least=1.0), cell, figures)
+    assert reported["holds"] is None and "broken didn't run" in reported["why"]
+    assert "left out: broken: its GPU fell off" in table([(cell, figures, [reported])])
 
 
 def test_processes_that_stay_have_no_column_of_their_own() -> None:
@@ -199,9 +199,9 @@ sys.exit(serve(prepare))
 )
 def test_a_child_that_cannot_says_why(body: str, says: str, tmp_path: Path) -> None:
     child = Child(script(tmp_path, body))
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as reported:
         asked("x", child).measure(0.1)
-    assert says in str(told.value) and child.process is None
+    assert says in str(reported.value) and child.process is None
 
 
 def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
@@ -377,8 +377,8 @@ def test_udev_is_told_of_the_file_system_meanwhile_and_left_alone_where_it_runs(
     root = tmp_path / "udev"
     device = os.stat(file).st_dev
     with gpu_cufile.udev(file, root):
-        told = (root / f"data/b{os.major(device)}:{os.minor(device)}").read_text()
-        assert "E:ID_FS_TYPE=" in told and "E:ID_FS_USAGE=filesystem" in told and (root / "control").exists()
+        reported = (root / f"data/b{os.major(device)}:{os.minor(device)}").read_text()
+        assert "E:ID_FS_TYPE=" in reported and "E:ID_FS_USAGE=filesystem" in reported and (root / "control").exists()
     assert not root.exists()
     other = tmp_path / "running"
     other.mkdir()
@@ -427,7 +427,7 @@ def test_cold_starts_stand_beside_the_loaders_that_are_installed(tmp_path: Path)
     assert set(infer_starts.children(tmp_path / "w")) == set(names)
 
     def measured(ours: float) -> tuple[list[str], dict[str, bool], list[str]]:
-        told: list[str] = []
+        reported: list[str] = []
         bounds: dict[str, bool] = {}
         found = []
         for cache in ("warm", "cold"):
@@ -437,11 +437,11 @@ def test_cold_starts_stand_beside_the_loaders_that_are_installed(tmp_path: Path)
             asked = [others[name].asked for name in (names[0], *names[4:])]
             assert asked == [2, 3 if cache == "warm" else 0, 3 if cache == "cold" else 0]
             assert found[-1]["settings"]["fastsafetensors"] == {"threads": 16, "gds": 0}
-        lines = infer_starts.judge("m", found, lambda text, _, holds: bounds.update({text: holds}), told.append)
-        return lines, bounds, told
+        lines = infer_starts.judge("m", found, lambda text, _, holds: bounds.update({text: holds}), reported.append)
+        return lines, bounds, reported
 
-    lines, bounds, told = measured(19.0)
+    lines, bounds, reported = measured(19.0)
     assert list(bounds.values()) == [True] * 4 and all("fastsafetensors" in text for text in list(bounds)[:1])
-    assert [text.count("left out: instanttensor isn't installed") for text in told] == [1, 1]
+    assert [text.count("left out: instanttensor isn't installed") for text in reported] == [1, 1]
     assert len([line for line in lines if "safetensors |" in line or "safetensors (threads 16, gds 0) |" in line]) == 4
     assert list(measured(9.0)[1].values()) == [False] * 4

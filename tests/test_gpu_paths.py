@@ -315,7 +315,7 @@ def test_a_file_that_changes_under_its_registrations_fails_the_run(
     running = gpu.begin(watched.__file__, witness, *words, "--json", "--quiet")
 
     def ios() -> int:
-        return max((p["ios"] for p in watched.told(witness) if p["phase"] == "measure"), default=0)
+        return max((p["ios"] for p in watched.reported(witness) if p["phase"] == "measure"), default=0)
 
     # Every byte was read once, and its window asked for.
     processes.wait_until(lambda: ios() > 2 * PASS_IOS, "the file was read twice", running)

@@ -520,13 +520,13 @@ def test_the_command_refuses_what_cannot_be(
 def test_a_folder_that_is_not_the_models_is_refused(folder: Path, tmp_path: Path) -> None:
     mine = copied(folder, tmp_path / "mine")
     said = json.loads((mine / data.ABOUT).read_text())
-    for change, told in [
+    for change, reported in [
         ({"schema": "x"}, "not of schema"), ({"model": "bert"}, "files of 'bert'"), ({"row_bytes": 1}, "aren't toy's"),
         ({"samples": "many"}, "isn't what datagen writes"), ({"samples": 191}, "has 589,824 bytes"),
         ({"samples": 0}, "aren't toy's"),
     ]:  # fmt: skip
         (mine / data.ABOUT).write_text(json.dumps({**said, **change}))
-        with pytest.raises(RequestError, match=told):
+        with pytest.raises(RequestError, match=reported):
             data.open_folder(mine, "toy")
     for text in ("", "[]", "{", "[" * 100_000):
         (mine / data.ABOUT).write_text(text)
@@ -620,13 +620,13 @@ def test_datagen_that_is_broken_off_leaves_nothing(at: str, tmp_path: Path, monk
     monkeypatch.setattr(data.Drawn, "PIECE", 1000)
     monkeypatch.setattr(data, "CHUNK_BYTES", 1)
 
-    def told(text: str) -> None:
+    def reported(text: str) -> None:
         if at in text:
             raise KeyboardInterrupt
 
     of, before = data.About("llama", 5, 60, data.row_bytes("llama", True), 0, 0, True), threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        data.generate(tmp_path / "made", of, data.drawn({"words.weight": (400, 60)}, "F32", 5), told)
+        data.generate(tmp_path / "made", of, data.drawn({"words.weight": (400, 60)}, "F32", 5), reported)
     assert not list(tmp_path.iterdir()) and threading.active_count() == before
 
 
@@ -663,9 +663,9 @@ def test_tables_are_dlrms_and_as_large_as_was_asked_for(folder: Path, capsys: An
     request = command.Request("dlrm", "ram", "Offline", folder, data.About("dlrm", 0, 1, 8, 0), supply.parse(None), table_bytes=5)
     with pytest.raises(RequestError, match="--mode tables"):
         request.check()
-    for words, told in ((["toy", "--table-gib", "1"], "toy has no tables"), (["dlrm", "--table-gib", "200"], "at most 97")):
+    for words, reported in ((["toy", "--table-gib", "1"], "toy has no tables"), (["dlrm", "--table-gib", "200"], "at most 97")):
         code, _, error = typed(capsys, "infer", "datagen", *words, "--dir", str(folder / "new"))
-        assert code == 2 and told in error
+        assert code == 2 and reported in error
     # The file that finds it needs no PyTorch but through what it imports of it.
     networks = pytest.importorskip("forebay.infer.tabled")
     assert sum(tables(networks.cap_for(40))) * 512 == pytest.approx(40 << 30, rel=1e-3)

@@ -139,8 +139,8 @@ def test_a_signal_while_modules_are_imported_ends_with_130_and_one_line(number: 
             process.send_signal(number)
             done = processes.finish(process)
         check_manners(done)
-        told = "interrupted" in done.stderr or "stopping" in done.stderr
-        assert done.returncode == 130 and told, f"{delay}: {done.returncode}\n{done.stderr}"
+        reported = "interrupted" in done.stderr or "stopping" in done.stderr
+        assert done.returncode == 130 and reported, f"{delay}: {done.returncode}\n{done.stderr}"
 
 
 @pytest.mark.promise("CMD-10")

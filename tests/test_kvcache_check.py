@@ -28,7 +28,7 @@ from properties import any_text, examples
 BEGAN = datetime.strptime(STAMP, "%Y%m%d_%H%M%S").timestamp()
 
 
-def told(check: Typed, *arguments: Any) -> tuple[int, dict[str, Any]]:  # noqa: F811
+def reported(check: Typed, *arguments: Any) -> tuple[int, dict[str, Any]]:  # noqa: F811
     code, out, _ = check(*arguments, "--json")
     return code, json.loads(out)
 
@@ -45,7 +45,7 @@ def test_published_results_are_as_the_facts_have_them(
     tmp_path: Path, check: Typed, drive: str, gib: float, longest_s: float, published: float, drained: float, faults: set[str]  # noqa: F811
 ) -> None:
     trials(tmp_path, read_gib=gib, longest_s=longest_s)
-    code, document = told(check, tmp_path, "--drive", drive)
+    code, document = reported(check, tmp_path, "--drive", drive)
     read = rank_of(document)["read_gib_s"]
     assert code == 1 and set(findings(document)) == faults
     assert round(read["as_published"], 2) == round(read["stated"], 2) == published
@@ -58,7 +58,7 @@ def test_published_results_are_as_the_facts_have_them(
 
 @pytest.mark.promise("KVC-21")
 def test_a_result_that_holds_has_exit_code_0_and_its_means(tmp_path: Path, check: Typed) -> None:  # noqa: F811
-    code, document = told(check, trials(tmp_path), "--drive", "D7-PS1010", "--closed")
+    code, document = reported(check, trials(tmp_path), "--drive", "D7-PS1010", "--closed")
     assert (code, findings(document), document["files"], document["skipped"]) == (0, [], 3, [])
     aggregated = document["options"]["1"]["aggregated"]
     assert aggregated["aggregated_read_bandwidth_gbps"] == pytest.approx(4.0)
@@ -71,7 +71,7 @@ def test_time_stamps_bound_the_last_end_from_above_where_they_are_plausible(tmp_
     file = put(tmp_path, rank_document(4326.4, longest_s=321.1))
     for after_s, lowest in ((351.0, 4326.4 / 351), (310.0, None), (5_000.0, None), (-3_600.0, None)):
         os.utime(file, (BEGAN + after_s, BEGAN + after_s))
-        rank = rank_of(told(check, file, "--drive", "D7-PS1010")[1])
+        rank = rank_of(reported(check, file, "--drive", "D7-PS1010")[1])
         assert rank["read_gib_s"]["drained"][0] == (None if lowest is None else pytest.approx(lowest)), after_s
     os.utime(file, (BEGAN + 351, BEGAN + 351))
     log = "{} - kv_cache.cache - INFO - Pre-generating 256 MB noise buffer...\nno stamp\n{} - m - INFO - Results saved to x/{}\n"
@@ -79,7 +79,7 @@ def test_time_stamps_bound_the_last_end_from_above_where_they_are_plausible(tmp_
         lines = log.format("2026-05-23 12:01:30", "2026-05-23 12:07:18", saved)
         earlier = log.format("2026-05-23 11:40:00", "2026-05-23 11:46:00", "rank_0/kvcache_results_20260523_114000.json")
         (tmp_path / name).write_text(earlier + lines)
-        rank = rank_of(told(check, tmp_path, "--drive", "D7-PS1010")[1])
+        rank = rank_of(reported(check, tmp_path, "--drive", "D7-PS1010")[1])
         low, high = rank["read_gib_s"]["drained"]
         assert (round(low, 2), round(high, 2)) == (12.40, 13.47) and "the log says" in rank["why"][1]
         # What the link carries after the window is at most what wasn't moved within it.
@@ -104,20 +104,20 @@ def test_time_stamps_bound_the_last_end_from_above_where_they_are_plausible(tmp_
     ids=["bandwidth", "elapsed", "p95", "fsync", "link", "rating", "number", "late"],
 )
 def test_what_does_not_hold_is_named(tmp_path: Path, check: Typed, other: dict[str, Any], faults: list[str]) -> None:  # noqa: F811
-    code, document = told(check, trials(tmp_path, **other), "--drive", "D7-PS1010")
+    code, document = reported(check, trials(tmp_path, **other), "--drive", "D7-PS1010")
     assert code == 1 and findings(document, fault=True) == faults * 3
-    assert told(check, tmp_path, "--drive", "D7-PS1010", "--drives", "9")[0] == (0 if faults[-1] == "rating" else 1)
+    assert reported(check, tmp_path, "--drive", "D7-PS1010", "--drives", "9")[0] == (0 if faults[-1] == "rating" else 1)
 
 
 @pytest.mark.promise("KVC-21")
 def test_a_duration_that_was_asked_for_is_the_divisor(tmp_path: Path, check: Typed) -> None:  # noqa: F811
     trials(tmp_path, elapsed_time=60.0, longest_s=50.0)
-    assert told(check, tmp_path)[0] == 1 and "--duration 60 if not" in check(tmp_path)[1]
-    code, document = told(check, tmp_path, "--duration", "60")
+    assert reported(check, tmp_path)[0] == 1 and "--duration 60 if not" in check(tmp_path)[1]
+    code, document = reported(check, tmp_path, "--duration", "60")
     assert code == 0 and rank_of(document)["read_gib_s"]["as_published"] == pytest.approx(20.0)
-    assert "closed" in findings(document, fault=False) and told(check, tmp_path, "--duration", "60", "--closed")[0] == 1
+    assert "closed" in findings(document, fault=False) and reported(check, tmp_path, "--duration", "60", "--closed")[0] == 1
     (tmp_path / "kvcache_x_metadata.json").write_text('{"duration": 60, "num_users": 17}')
-    assert told(check, tmp_path)[0] == 0 and "17 users, where closed has" in check(tmp_path)[1]
+    assert reported(check, tmp_path)[0] == 0 and "17 users, where closed has" in check(tmp_path)[1]
 
 
 @pytest.mark.promise("KVC-21")
@@ -126,12 +126,12 @@ def test_deviations_from_closed_are_notes_unless_judged_as_closed(tmp_path: Path
     odd: dict[str, Any] = {"seed": 7, "qos_metrics": classes, "tier_cpu_kv_bytes_written_gb": 2.0}
     put(tmp_path, rank_document(**odd))
     put(tmp_path, rank_document(storage_tokens_processed=1e9), option=3)
-    code, document = told(check, tmp_path)
+    code, document = reported(check, tmp_path)
     assert code == 0 and findings(document).count("closed") == 5 and "starved" in findings(document)
     out = check(tmp_path)[1]
     for words in ("seed 7 of rank 0", "client's memory, where option 1", "bytes a token, where llama3.1-70b", "1,445 of 1,629"):
         assert words in out
-    assert told(check, tmp_path, "--closed")[0] == 1
+    assert reported(check, tmp_path, "--closed")[0] == 1
 
 
 @pytest.mark.promise("KVC-20")
@@ -139,12 +139,12 @@ def test_the_drive_is_known_by_path_or_description_and_several_are_none(tmp_path
     trials(tmp_path / "acme" / "4x-d7ps1010", read_gib=6000.0)
     trials(tmp_path / "acme" / "other", read_gib=6000.0)
     (tmp_path / "acme" / "other.yaml").write_text("drives: D5-P5336\n")
-    code, document = told(check, tmp_path)
+    code, document = reported(check, tmp_path)
     drives = {name: option["storage"]["drive"] for name, option in document["options"].items()}
     assert code == 1 and drives == {"acme/4x-d7ps1010/1": "4 × D7-PS1010", "acme/other/1": "D5-P5336"}
     assert set(findings(document, fault=True)) == {"link", "rating"} and "--drives N if there are more" in check(tmp_path)[1]
     (tmp_path / "acme" / "other.yaml").write_text("drives: D5-P5336, D7-P5520\n")
-    assert told(check, tmp_path)[0] == 0
+    assert reported(check, tmp_path)[0] == 0
 
 
 @pytest.mark.promise("KVC-22")
@@ -156,22 +156,22 @@ def test_a_summary_is_recalculated_from_the_rank_files(tmp_path: Path, check: Ty
     file = tmp_path / "summary.json"
     device = {"aggregated_device_read_p95_ms": 0.0, "aggregated_device_write_p95_ms": 400.0}
     file.write_text(json.dumps({"options": {"1": right | device}}))
-    code, document = told(check, tmp_path)
+    code, document = reported(check, tmp_path)
     assert code == 0 and document["options"]["1"]["aggregated"]["rank_count"] == 2
     assert document["options"]["1"]["trials"][0]["read_gib_s"]["as_published"] == pytest.approx(2001 / 300)
     for key in ("aggregated_read_bandwidth_gbps", "aggregated_p95_latency_ms", "rank_count"):
         file.write_text(json.dumps({"options": {"1": right | {key: right[key] * (1 + 3e-9)}, "2": {}}}))
-        code, document = told(check, tmp_path)
+        code, document = reported(check, tmp_path)
         assert code == 1 and findings(document, fault=True) == ["summary"]
     assert "option 2 has no rank file here" in check(tmp_path)[1]
     (tmp_path / "option_1" / "trial_2" / "rank_1" / f"kvcache_results_{STAMP}.json").unlink()
-    assert set(findings(told(check, tmp_path)[1], fault=True)) == {"summary", "missing"}
+    assert set(findings(reported(check, tmp_path)[1], fault=True)) == {"summary", "missing"}
 
 
 @pytest.mark.promise("KVC-22")
 def test_a_summary_alone_shows_a_percentile_longer_than_the_run(tmp_path: Path, check: Typed) -> None:  # noqa: F811
     (tmp_path / "summary.json").write_text(json.dumps({"options": {"1": {"aggregated_p95_latency_ms": 389_700.0}}}))
-    code, document = told(check, tmp_path)
+    code, document = reported(check, tmp_path)
     assert code == 1 and findings(document, fault=True) == ["p95"] and document["options"] == {}
 
 
@@ -196,7 +196,7 @@ def test_a_summary_alone_shows_a_percentile_longer_than_the_run(tmp_path: Path, 
 def test_a_damaged_file_is_named_and_skipped(tmp_path: Path, check: Typed, content: str, why: str) -> None:  # noqa: F811
     trials(tmp_path)
     damaged = put(tmp_path, content, trial=1)
-    code, document = told(check, tmp_path)
+    code, document = reported(check, tmp_path)
     assert code == 1 and document["files"] == 2 and "damaged" in findings(document, fault=True)
     assert document["skipped"][0]["file"] == str(damaged.relative_to(tmp_path)) and why in document["skipped"][0]["why"]
     code, out, err = check(damaged)
@@ -209,19 +209,19 @@ def test_files_are_read_packed_alone_and_of_any_name(tmp_path: Path, check: Type
     packed = plain.with_name(plain.name + ".gz")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
-    assert rank_of(told(check, packed)[1])["read_gib_s"]["as_published"] == pytest.approx(4.0)
+    assert rank_of(reported(check, packed)[1])["read_gib_s"]["as_published"] == pytest.approx(4.0)
     alone = tmp_path / "flat" / f"kvcache_results_{STAMP}.json"
     alone.parent.mkdir()
     alone.write_text(json.dumps(rank_document()))
-    assert told(check, alone.parent)[1]["options"]["unknown"]["trials"][0]["trial"] is None
+    assert reported(check, alone.parent)[1]["options"]["unknown"]["trials"][0]["trial"] is None
     put(tmp_path, rank_document(), stamp="20270101_000000")
-    assert "several" in findings(told(check, tmp_path / "option_1")[1], fault=False)
+    assert "several" in findings(reported(check, tmp_path / "option_1")[1], fault=False)
     packed.write_bytes(packed.read_bytes()[:-30])
-    assert "damaged" in findings(told(check, tmp_path)[1])
+    assert "damaged" in findings(reported(check, tmp_path)[1])
     os.mkfifo(tmp_path / "kvcache_results_fifo.json")
     (tmp_path / "summary.json").write_bytes(b"\xff{")
     (tmp_path / "option_1" / "kvcache_results_\udcff\x1b[31m.json").write_text("{")
-    document = told(check, tmp_path)[1]
+    document = reported(check, tmp_path)[1]
     assert findings(document).count("damaged") == 4
     code, out, _ = check(tmp_path)
     assert code == 1 and "\x1b" not in out and "kvcache_results_??[31m.json" in out
@@ -231,7 +231,7 @@ def test_files_are_read_packed_alone_and_of_any_name(tmp_path: Path, check: Type
 def test_too_much_is_refused_or_left_out(tmp_path: Path, check: Typed, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     trials(tmp_path)
     monkeypatch.setattr(rank_files, "FILE_BYTES_MAX", 100)
-    assert findings(told(check, tmp_path)[1]).count("damaged") == 3
+    assert findings(reported(check, tmp_path)[1]).count("damaged") == 3
     monkeypatch.undo()
     monkeypatch.setattr(rank_files, "ALL_BYTES_MAX", 2000)
     assert "comes after" in rank_files.survey(tmp_path).damaged[0].why

@@ -175,8 +175,8 @@ def test_a_verb_that_is_refused_threads_memory_or_descriptors_says_so(tmp_path: 
     ],
 )
 def test_want_is_told_from_other_faults(raised: BaseException, asked: str | None) -> None:
-    told = scarce.error(raised)
-    assert told is None if asked is None else isinstance(told, MachineError) and told.asked == asked
+    reported = scarce.error(raised)
+    assert reported is None if asked is None else isinstance(reported, MachineError) and reported.asked == asked
 
 
 def test_a_file_is_read_up_to_a_limit_with_no_more_memory_than_it_is_long(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_each_rank_waits_for_the_agreed_time_by_its_own_clock(monkeypatch, rank)
 
     class Communicator:
         size = 2
-        told = iter([93.5, 100.0, 93.5])  # what rank 1 hears from the lead, asking three times
+        reported = iter([93.5, 100.0, 93.5])  # what rank 1 hears from the lead, asking three times
 
         def __init__(self):
             self.rank = rank
@@ -166,9 +166,9 @@ def test_each_rank_waits_for_the_agreed_time_by_its_own_clock(monkeypatch, rank)
             nonlocal clock
             if self.rank == 0:
                 return None
-            told = next(self.told)
-            clock += 0.0 if told == 100.0 else 13.0  # a slow exchange tells nothing
-            return told + (clock - 107.0 if told == 100.0 else 0.0)
+            reported = next(self.reported)
+            clock += 0.0 if reported == 100.0 else 13.0  # a slow exchange tells nothing
+            return reported + (clock - 107.0 if reported == 100.0 else 0.0)
 
         def bcast(self, value, root=0):
             return value if self.rank == 0 else clock - 7.0 + mpi.START_LEAD_S / 2

@@ -412,7 +412,7 @@ def test_records_of_no_drive_are_refused_by_name(tmp_path: Path, source: str, ch
     runs = tmp_path / "r.jsonl"
     runs.write_text("\n".join([*(record(k, r) for k, r in SIZES.items()), of_no_drive(change, source)]))
     for words in (("calibrate", runs, "--drive", "D7-P5520"), ("run", "--drive", "D7-P5520", "--runs", runs)):
-        told = refusal(*words)
-        assert f"{runs}, line 5: the record is of no drive" in told and said in told
+        reported = refusal(*words)
+        assert f"{runs}, line 5: the record is of no drive" in reported and said in reported
     whole = json.loads(of_no_drive({"device_bytes": 960 << 30}))
     assert calibrate.of_record(whole, "r", "D7-P5520", 1), "what a device delivered but for the edges is a drive's"

@@ -61,12 +61,12 @@ def test_a_small_need_is_met_by_any_drive_and_the_answer_says_that_faster_ones_c
     share, _ = supply.efficiency()
     most = catalogue.drive("D3-S4520").seq_read_mbps * share / (0.9 * 4)
     assert row["accelerators_max"] == pytest.approx(most, rel=0.02)
-    told = {a["name"]: a for a in row["assumed"]}
-    assert "published" in told["workload"]["why"] and "--samples-per-s" in told["workload"]["flags"]
-    assert told["accelerators"]["flags"][0] == "--accelerators" and "of the sheet's rate" in told["drives"]["why"]
+    reported = {a["name"]: a for a in row["assumed"]}
+    assert "published" in reported["workload"]["why"] and "--samples-per-s" in reported["workload"]["flags"]
+    assert reported["accelerators"]["flags"][0] == "--accelerators" and "of the sheet's rate" in reported["drives"]["why"]
     assert row["need"] == {
         "mb_s": 4.0, "samples_per_s": pytest.approx(4e6 / 4712), "sample_bytes": 4712, "load_bytes": None,
-        "source": told["workload"]["why"],
+        "source": reported["workload"]["why"],
     }  # fmt: skip
 
 

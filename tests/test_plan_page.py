@@ -106,14 +106,14 @@ def test_every_control_moves_the_answer_and_it_is_the_commands(shown: Any) -> No
         slide(window, "path", explore.PATHS.index(settings.get("path", "gds")))
         slide(window, "size", explore.SIZES.index(settings.get("io_size", 1 << 20)))
         slide(window, "requests", 3 if "workers" in settings else 0)
-        told = window.value("$('answer').textContent")
+        reported = window.value("$('answer').textContent")
         row = answer.answer(published(), system.make(settings, []))
         expected = [row[f"throughput_gib_s{end}"] for end in ("", "_p10", "_p90")]
-        assert figures(told) == pytest.approx(expected, abs=0.006), settings
+        assert figures(reported) == pytest.approx(expected, abs=0.006), settings
         row = answer.answer(published(), system.make({**settings, "workload": "unet3d"}, []))
         most = [int(row[f"accelerators_max{end}"]) for end in ("", "_p10", "_p90")]
-        assert f"at most {most[0]} H100s ({most[1]} to {most[2]}) pass unet3d" in told, settings
-        assert decide.words(row["bottleneck"]) in told, settings
+        assert f"at most {most[0]} H100s ({most[1]} to {most[2]}) pass unet3d" in reported, settings
+        assert decide.words(row["bottleneck"]) in reported, settings
     slide(window, "workload", 0)
     assert "H100s" not in window.value("$('answer').textContent")
 

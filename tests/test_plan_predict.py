@@ -251,9 +251,9 @@ def held(found: dict[str, dict[str, list[score.Cell]]]) -> None:
         assert len(kinds) > 1, name
         for kind, cells in kinds.items():
             found_ = score.summarise(cells)
-            told, by_chance = page.judged(found_), max(page.chances(found_))
-            known = told == "wide" and (name, kind) in IGNORANT and by_chance >= page.EVIDENCE
-            assert told == "" or known, (name, kind, page.held(found_), by_chance)
+            reported, by_chance = page.judged(found_), max(page.chances(found_))
+            known = reported == "wide" and (name, kind) in IGNORANT and by_chance >= page.EVIDENCE
+            assert reported == "" or known, (name, kind, page.held(found_), by_chance)
 
 
 @pytest.mark.long

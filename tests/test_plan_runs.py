@@ -46,8 +46,8 @@ def test_a_name_says_how_many_gpus_and_which(system: str, batch: str, gpus: floa
 
 
 def test_a_large_batch_on_who_knows_how_many_hosts_is_less_sure() -> None:
-    hidden, told = ({"org": "x", "system": s, "gbs": "135168"} for s in ("mystery", "mystery_n8_"))
-    wide, narrow = (e["run_min"].p90 / e["run_min"].p10 for e in predicted(published(), [hidden, told]))
+    hidden, reported = ({"org": "x", "system": s, "gbs": "135168"} for s in ("mystery", "mystery_n8_"))
+    wide, narrow = (e["run_min"].p90 / e["run_min"].p10 for e in predicted(published(), [hidden, reported]))
     assert runs.sheet_of(hidden).unsure > 0 and wide > 1.3 * narrow
 
 

@@ -97,14 +97,14 @@ def test_without_jitter_dlrm_takes_the_minutes_of_the_formula(gpus: str) -> None
         ("D7-PS1010", 1, None), ("D7-PS1010", 8, None), ("D7-PS1010", 4, "25Gb/s"), ("D3-S4520", 3, None), ("D7-P5520", 2, None),
     ):  # fmt: skip
         settings = {"drive": drive, "drives": drives, "workload": "dlrm", "gpus": gpus, "link": link}
-        told = simulated(settings, {"hours": 0.01})
-        job, formula = told["jobs"][0], told["jobs"][0]["formula"]
+        reported = simulated(settings, {"hours": 0.01})
+        job, formula = reported["jobs"][0], reported["jobs"][0]["formula"]
         ratio = job["training_time_min"]["value"] / formula["training_time_min"]
         balanced = "balanced" in formula["bottleneck"]
         assert abs(ratio - 1) < (0.05 if balanced else 0.012), (settings, ratio, formula)
         assert job["au_pct"]["value"] == pytest.approx(formula["au_pct"], rel=0.05 if balanced else 0.012)
         expected = {"storage": "drive bandwidth"}.get(formula["bottleneck"], formula["bottleneck"])
-        assert balanced or told["bottleneck"] == expected, (settings, told["bottleneck"], formula)
+        assert balanced or reported["bottleneck"] == expected, (settings, reported["bottleneck"], formula)
 
 
 def test_jitter_costs_dlrm_and_any_job_minutes_and_utilisation() -> None:
@@ -238,13 +238,13 @@ def test_ctrl_c_leaves_what_was_simulated(monkeypatch, capfd) -> None:
     play, sent = engine.play, []
 
     def struck(fleet, observer):
-        def told(share):
+        def reported(share):
             observer(share)
             if share > 0 and not sent:
                 sent.append(share)
                 os.kill(os.getpid(), signal.SIGINT)
 
-        return play(fleet, told)
+        return play(fleet, reported)
 
     monkeypatch.setattr(engine, "play", struck)
     asked = (*UNET, "--accelerators", "4000", "--simulate", "--hosts", "500", "--hours", "8000", "--seeds", "3", "--json")
@@ -313,8 +313,8 @@ def test_without_faults_checkpoints_take_the_seconds_of_the_formula() -> None:
     draw, seen = random.Random(SEED), set()
     for _ in range(24):
         settings, flags = any_saver(draw)
-        told = simulated(settings, flags)
-        job = told["jobs"][0]
+        reported = simulated(settings, flags)
+        job = reported["jobs"][0]
         for what, done in (("checkpoint_write_s", "written"), ("checkpoint_read_s", "read")):
             assert job[done] == job["asked"][done] == 10, settings
             assert job[what]["value"] == pytest.approx(job["formula"][what], rel=0.01), (settings, flags)
@@ -337,8 +337,8 @@ def test_a_checkpoint_alone_takes_what_the_plan_says_and_beside_readers_longer()
 @pytest.mark.promise("PLN-11")
 def test_a_host_that_goes_while_it_writes_is_waited_for(forebay) -> None:
     asked = ("--drive", "D7-PS1010", "--drives", "4", "--workload", "llama3-8b", "--hosts", "4")
-    told = document(forebay, *asked, "--fault", "host@0.5:back=100")
-    job = told["jobs"][0]
+    reported = document(forebay, *asked, "--fault", "host@0.5:back=100")
+    job = reported["jobs"][0]
     first, *others = job["checkpoint_write_s_all"]
     assert first > 99 and max(others) < 0.1 * first and job["written"] == 10
     done = forebay("plan", "run", "--drive", "D7-PS1010", "--workload", "llama3-405b", "--simulate", "--hours", "0.5")

@@ -269,10 +269,10 @@ def test_an_anonymous_page_names_nothing_of_the_site(tmp_path: Path) -> None:
     odd = {"id": "odd", "text": "/srv/acme/other.bin on rack7.example is odd", "next": "look at nqn.2024-01.acme:a"}
     record["warnings"] = [odd]
     file = save(tmp_path / "acme-runs.jsonl", record)
-    told = write_report([file], str(tmp_path / "page.html"), charts=False, anonymous=True)
+    reported = write_report([file], str(tmp_path / "page.html"), charts=False, anonymous=True)
     text = (tmp_path / "page.html").read_text()
     for name in ("acme", "rack7", "S-4711", "10.1.2.3", "/dev/", str(tmp_path)):
         assert name not in text, name
-    assert "host 1" in text and re.search(r"path \d", text) and told["records"] == 1
+    assert "host 1" in text and re.search(r"path \d", text) and reported["records"] == 1
     write_report([file], str(tmp_path / "page.html"), charts=False)
     assert "rack7.example" in (tmp_path / "page.html").read_text()

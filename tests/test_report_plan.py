@@ -36,8 +36,8 @@ def test_a_stripe_goes_by_its_members_and_any_other_source_by_its_name() -> None
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plan")
     page = folder / "r.html"
-    told = write_report([save(folder / "r.jsonl", *runs())], str(page), charts=False, plan="d7-p5520")
-    assert told["plan"] == "d7-p5520"
+    reported = write_report([save(folder / "r.jsonl", *runs())], str(page), charts=False, plan="d7-p5520")
+    assert reported["plan"] == "d7-p5520"
     return page
 
 

@@ -44,7 +44,7 @@ def test_a_row_of_another_place_or_version_is_seen(script: Any, tmp_path: Path) 
         changed = words.copy()
         changed[at] = word
         one.check(rows, changed, 3, 3)
-    assert one.counts["wrong"] == 3 and [told["row"] for told in one.wrong] == [0, 5, 9]
+    assert one.counts["wrong"] == 3 and [reported["row"] for reported in one.wrong] == [0, 5, 9]
     # While the fourth version is written it may hold either.
     changed = words.copy()
     changed[0, 0] += np.uint64(1 << script.VERSION_SHIFT)
@@ -69,10 +69,10 @@ def test_no_row_is_wrong_whatever_happens_to_the_file(stub: Path, tmp_path: Path
     command = [sys.executable, SCRIPT, "--dir", tmp_path, "--rows", "200000", *SMALL, *flags]
     done = processes.run(command, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["wrong"] == 0 and told["to"] == to, told
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert reported["wrong"] == 0 and reported["to"] == to, reported
     # Where the machine is busy, the time may be over first.
-    assert told["rows"] >= 200_000 or told["seconds"] >= 120, told
+    assert reported["rows"] >= 200_000 or reported["seconds"] >= 120, reported
     assert not list(tmp_path.iterdir())
 
 

@@ -43,25 +43,25 @@ def test_rounds_go_forwards_then_backwards() -> None:
 def test_only_figures_of_one_round_are_compared() -> None:
     """The machine halves its speed between the rounds; the ratio doesn't notice."""
     figures = {"forebay": [figure(2), figure(1), figure(4)], "peer": [figure(1), figure(0.5), figure(2)]}
-    told = judge(Bound("rate", ("peer",), at_least=1.9), Cell("x", [], []), figures)
-    assert told["ratios"] == pytest.approx([2, 2, 2], rel=1e-6) and told["holds"]
+    reported = judge(Bound("rate", ("peer",), at_least=1.9), Cell("x", [], []), figures)
+    assert reported["ratios"] == pytest.approx([2, 2, 2], rel=1e-6) and reported["holds"]
 
 
 def test_the_fastest_peer_is_the_one_to_beat() -> None:
     figures = {"forebay": [figure(2)], "slow": [figure(1)], "fast": [figure(3)]}
-    told = judge(Bound("rate", ("slow", "fast"), at_least=1.0, pick="fastest"), Cell("x", [], []), figures)
-    assert told["against"] == ["fast"] and not told["holds"]
+    reported = judge(Bound("rate", ("slow", "fast"), at_least=1.0, pick="fastest"), Cell("x", [], []), figures)
+    assert reported["against"] == ["fast"] and not reported["holds"]
 
 
 def test_a_bound_that_must_be_sure_holds_by_the_lower_end_of_its_interval() -> None:
     bound = Bound("rate", ("peer",), at_least=0.97, sure=True)
     steady = {"forebay": [figure(r) for r in (0.99, 1.0, 0.98, 0.99)], "peer": [figure(1)] * 4}
-    told = judge(bound, Cell("x", [], []), steady)
-    assert told["holds"] and told["interval"] == pytest.approx((0.977, 1.003), abs=0.002)
+    reported = judge(bound, Cell("x", [], []), steady)
+    assert reported["holds"] and reported["interval"] == pytest.approx((0.977, 1.003), abs=0.002)
     loose = {**steady, "forebay": [figure(r) for r in (1.1, 0.9, 1.1, 0.9)]}
-    told = judge(bound, Cell("x", [], []), loose)
-    assert told["median"] == pytest.approx(1.0) and not told["holds"]
-    assert "95 % interval" in side_by_side.verdict(Cell("x", [], []), told)
+    reported = judge(bound, Cell("x", [], []), loose)
+    assert reported["median"] == pytest.approx(1.0) and not reported["holds"]
+    assert "95 % interval" in side_by_side.verdict(Cell("x", [], []), reported)
     dear = {"forebay": [figure(1, c) for c in (10.1, 10.3, 10.2, 10.4)], "peer": [figure(1)] * 4}
     most = {limit: Bound("cost", ("peer",), at_most=limit, sure=True) for limit in (1.0, 1.02)}
     assert [judge(bound, Cell("x", [], []), dear)["holds"] for bound in most.values()] == [False, True]
@@ -72,9 +72,9 @@ def test_time_is_compared_by_its_difference() -> None:
         return Figure(1.0, 4096, round(1e6 / us), 0.1, 0.1)
 
     figures = {"forebay": [once(12), once(24)], "peer": [once(6), once(19)]}
-    told = judge(Bound("time", ("peer",), at_most=8.0), Cell("x", [], [], per="I/O"), figures)
-    assert told["ratios"] == pytest.approx([6, 5], abs=0.01) and told["holds"]
-    assert "µs beyond peer" in side_by_side.verdict(Cell("x", [], []), told)
+    reported = judge(Bound("time", ("peer",), at_most=8.0), Cell("x", [], [], per="I/O"), figures)
+    assert reported["ratios"] == pytest.approx([6, 5], abs=0.01) and reported["holds"]
+    assert "µs beyond peer" in side_by_side.verdict(Cell("x", [], []), reported)
 
 
 def test_the_slower_stage_is_found_in_each_round() -> None:
@@ -83,21 +83,21 @@ def test_the_slower_stage_is_found_in_each_round() -> None:
         "read": [figure(1), figure(4)],
         "copy": [figure(4), figure(2)],
     }
-    told = judge(Bound("rate", ("read", "copy"), at_least=0.95), Cell("x", [], []), figures)
-    assert told["ratios"] == pytest.approx([1.0, 0.5], rel=1e-6)
+    reported = judge(Bound("rate", ("read", "copy"), at_least=0.95), Cell("x", [], []), figures)
+    assert reported["ratios"] == pytest.approx([1.0, 0.5], rel=1e-6)
 
 
 def test_cpu_is_compared_like_with_like() -> None:
     """A peer that doesn't tell its CPU of the measured time is compared by the whole process on both sides."""
     figures = {"forebay": [figure(2, 1.0)], "peer": [figure(1, None)]}
-    told = judge(Bound("cost", ("peer",), at_most=1.0), Cell("x", [], []), figures)
-    assert told["ratios"] == pytest.approx([0.5], rel=1e-6)
+    reported = judge(Bound("cost", ("peer",), at_most=1.0), Cell("x", [], []), figures)
+    assert reported["ratios"] == pytest.approx([0.5], rel=1e-6)
 
 
 def test_a_peer_that_did_not_run_leaves_its_bound_open() -> None:
     cell = Cell("x", [], [])
-    told = judge(Bound("rate", ("absent",), at_least=1.0), cell, {"forebay": [figure(1)]})
-    assert told["holds"] is None and "absent" in side_by_side.verdict(cell, told)
+    reported = judge(Bound("rate", ("absent",), at_least=1.0), cell, {"forebay": [figure(1)]})
+    assert reported["holds"] is None and "absent" in side_by_side.verdict(cell, reported)
 
 
 def test_the_depth_chosen_is_the_cheapest_of_the_fastest() -> None:

@@ -51,19 +51,19 @@ class Kept:
         with self.said.open("w") as said:
             command = [*self.program, "snap", "--keep", str(self.file), "--json", *words]
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
-        eventually(lambda: self.starts() == 1, self.told)
+        eventually(lambda: self.starts() == 1, self.reported)
         return self
 
-    def told(self) -> str:
+    def reported(self) -> str:
         return self.said.read_text()
 
     def starts(self) -> int:
-        return sum(line.startswith("ready") for line in self.told().splitlines())
+        return sum(line.startswith("ready") for line in self.reported().splitlines())
 
     def gateway(self) -> int:
         """The process of the gateway that runs, 0 where there is none."""
         assert self.process is not None
-        assert self.process.poll() is None, self.told()
+        assert self.process.poll() is None, self.reported()
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0]) if children else 0
 
@@ -71,7 +71,7 @@ class Kept:
         """Kills the gateway, and waits for the next one."""
         before = self.starts()
         os.kill(self.gateway(), signal.SIGKILL)
-        eventually(lambda: self.starts() > before, self.told)
+        eventually(lambda: self.starts() > before, self.reported)
 
     def ask(self, *words: str) -> Any:
         command = [*FOREBAY, "snap", "rpc", "--socket", str(self.rpc), *words]
@@ -98,7 +98,7 @@ class Kept:
         assert self.process is not None
         self.process.send_signal(how)
         out, _ = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == status, self.told()
+        assert self.process.returncode == status, self.reported()
         return json.loads(out)
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Kept:
             self.process.kill()
             self.process.communicate()
             # Its supervisor's end is its own.
-            eventually(lambda: not gateway or not Path(f"/proc/{gateway}").exists(), self.told)
+            eventually(lambda: not gateway or not Path(f"/proc/{gateway}").exists(), self.reported)
 
 
 def eventually(holds: Callable[[], bool], why: Callable[[], str], within: float = 120) -> None:
@@ -134,11 +134,11 @@ def record(process: subprocess.Popen[str], code: int = 0) -> dict[str, Any]:
 def under_verified_load(kept: Kept, seconds: int) -> Iterator[Future[None]]:
     """The load, in runs of so many seconds, which goes on until the end: then no I/O has failed, no byte is wrong, and no
     host saw its connection end."""
-    own, enough, told = ["--overwrite-device", kept.uri, "--verify"], threading.Event(), []
+    own, enough, reported = ["--overwrite-device", kept.uri, "--verify"], threading.Event(), []
 
     def load() -> None:
-        while not enough.is_set() or not told:
-            told.append(record(kept.bench("--op", "randread", "--read-pct", "50", "--duration", str(seconds), *own)))
+        while not enough.is_set() or not reported:
+            reported.append(record(kept.bench("--op", "randread", "--read-pct", "50", "--duration", str(seconds), *own)))
 
     record(kept.bench("--op", "write", "--passes", "1", *own))
     with ThreadPoolExecutor(1) as pool:
@@ -151,13 +151,13 @@ def under_verified_load(kept: Kept, seconds: int) -> Iterator[Future[None]]:
         finally:
             enough.set()
         loaded.result()
-    for one in told:
+    for one in reported:
         errors, path = one["result"]["errors"], one["path"]["fabric"][0]["paths"]
         assert (errors["failed"], errors["retried"], [p["reconnects"] for p in path]) == (0, 0, [0])
         assert one["result"]["bytes"] > 0
     record(kept.bench("--op", "read", "--passes", "1", "--verify"))
     ended = kept.end()["stats"]["controllers"][0]
-    assert (ended["connections"], ended["protocol_errors"], ended["staged_bytes"]) == (len(told) + 2, 0, 0)
+    assert (ended["connections"], ended["protocol_errors"], ended["staged_bytes"]) == (len(reported) + 2, 0, 0)
 
 
 SOAK = pytest.mark.soak
@@ -173,7 +173,7 @@ def test_gateways_are_killed_again_and_again_under_verified_load(tmp_path, poll,
     try:
         with under_verified_load(kept, 3 if kills > FEW else 1) as loaded:
             for _ in range(kills):
-                eventually(lambda: loaded.done() or kept.state() == "enabled", kept.told)
+                eventually(lambda: loaded.done() or kept.state() == "enabled", kept.reported)
                 time.sleep(rng.uniform(0, 1.5 if kills > FEW else 0.3))
                 kept.kill()
         assert kept.starts() == kills + 1
@@ -221,7 +221,7 @@ def test_a_gateway_and_its_target_are_killed_in_turn_under_verified_load(tmp_pat
     try:
         with under_verified_load(kept, 3 if kills > FEW else 1) as loaded:
             for step in range(kills):
-                eventually(lambda: loaded.done() or kept.state() == "enabled", kept.told)
+                eventually(lambda: loaded.done() or kept.state() == "enabled", kept.reported)
                 time.sleep(rng.uniform(0, 1))
                 if step % 2:
                     target.kill()
@@ -232,9 +232,9 @@ def test_a_gateway_and_its_target_are_killed_in_turn_under_verified_load(tmp_pat
             before = kept.starts()
             target.kill()
             os.kill(kept.gateway(), signal.SIGKILL)
-            eventually(lambda: "it ended with exit code" in kept.told(), kept.told)
+            eventually(lambda: "it ended with exit code" in kept.reported(), kept.reported)
             target.start()
-            eventually(lambda: kept.starts() > before, kept.told)
+            eventually(lambda: kept.starts() > before, kept.reported)
     finally:
         kept.close()
         target.kill()
@@ -249,13 +249,13 @@ def test_hosts_that_die_with_their_gateway_leave_the_drive_to_the_next(kept, dea
     record(kept.bench("--op", "write", "--passes", "1", *own))
     for step in range(deaths):
         host = kept.bench("--op", "randread", "--read-pct", "50", "--duration", "600", *own)
-        eventually(lambda: kept.moved() > 0, kept.told)
+        eventually(lambda: kept.moved() > 0, kept.reported)
         dead, before = [host.pid, kept.gateway()], kept.starts()
         for pid in dead if step % 2 else reversed(dead):
             os.kill(pid, signal.SIGKILL)
         host.communicate()
-        eventually(lambda before=before: kept.starts() > before, kept.told)
-        eventually(lambda: kept.state() == "waiting", kept.told)
+        eventually(lambda before=before: kept.starts() > before, kept.reported)
+        eventually(lambda: kept.state() == "waiting", kept.reported)
         controller = kept.ask("snap_stats_get")["controllers"][0]
         assert (controller["mapped_bytes"], controller["queues"], controller["protocol_errors"]) == (0, [], 0)
         held.append(len(os.listdir(f"/proc/{kept.process.pid}/fd")))
@@ -301,7 +301,7 @@ def test_a_gateway_whose_supervisor_is_killed_ends(kept):
     assert kept.process is not None
     kept.process.kill()
     kept.process.communicate()
-    eventually(lambda: not Path(f"/proc/{gateway}").exists(), kept.told)
+    eventually(lambda: not Path(f"/proc/{gateway}").exists(), kept.reported)
     # Nothing is in the next one's way.
     kept.start()
     kept.end()
@@ -313,14 +313,14 @@ def test_hosts_wait_while_the_source_is_away(kept):
     kept.start()
     away = kept.content.with_suffix(".away")
     run = kept.bench("--op", "randread", "--duration", "600", "--warmup", "0")
-    eventually(lambda: kept.state() == "enabled", kept.told)
+    eventually(lambda: kept.state() == "enabled", kept.reported)
     kept.content.rename(away)
     os.kill(kept.gateway(), signal.SIGKILL)
-    eventually(lambda: kept.told().count("it ended with exit code 2") >= 2, kept.told)
-    assert str(kept.content) in kept.told() and "Traceback" not in kept.told()
+    eventually(lambda: kept.reported().count("it ended with exit code 2") >= 2, kept.reported)
+    assert str(kept.content) in kept.reported() and "Traceback" not in kept.reported()
     assert run.poll() is None
     away.rename(kept.content)
-    eventually(lambda: kept.starts() == 2 and kept.moved() > 0, kept.told)
+    eventually(lambda: kept.starts() == 2 and kept.moved() > 0, kept.reported)
     run.send_signal(signal.SIGTERM)
     assert record(run, 130)["result"]["errors"]["failed"] == 0
     kept.end()

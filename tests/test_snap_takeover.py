@@ -88,7 +88,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.close()
 
 
-def told(process: subprocess.Popen[str], status: int = 0) -> dict[str, Any]:
+def reported(process: subprocess.Popen[str], status: int = 0) -> dict[str, Any]:
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == status, f"{process.returncode}\n{err}"
     return json.loads(out)
@@ -107,21 +107,21 @@ def test_a_newer_gateway_takes_its_place_and_the_old_one_ends(place):
     run = place.bench("&io_timeout=-1", 600)
     place.under_load()
     new = place.start("--take-over")
-    ended = told(old)
+    ended = reported(old)
     assert ended["handed_over"] is True and ended["drained"] is True
     before = place.reads()
     newest = place.start("--take-over")
-    assert told(new)["handed_over"] is True
+    assert reported(new)["handed_over"] is True
     assert place.reads() >= before > 0
     told_by = eventually(lambda: answered(place), "the newest gateway's metrics")
     assert re.search(r"^forebay_namespace_reads_total\{.*\} [1-9]", told_by, re.M), told_by
     run.send_signal(signal.SIGTERM)
-    record = told(run, 130)
+    record = reported(run, 130)
     errors = record["result"]["errors"]
     assert (errors["failed"], errors["retried"]) == (0, 0) and record["result"]["bytes"] > 0
     assert [path["reconnects"] for path in record["path"]["fabric"][0]["paths"]] == [0]
     newest.send_signal(signal.SIGTERM)
-    ended = told(newest)
+    ended = reported(newest)
     assert ended["handed_over"] is False and ended["stats"]["controllers"][0]["connections"] == 1
     assert not place.drive.exists() and not place.rpc.exists()
 
@@ -136,7 +136,7 @@ def test_a_run_goes_on_where_a_killed_gateway_comes_back(place):
     place.start("--take-over")
     place.under_load()
     run.send_signal(signal.SIGTERM)
-    record = told(run, 130)
+    record = reported(run, 130)
     assert record["result"]["bytes"] > 0
     assert [path["reconnects"] for path in record["path"]["fabric"][0]["paths"]] == [1]
 

@@ -156,8 +156,8 @@ def test_a_link_is_shaped_where_the_kernel_can_and_else_says_how() -> None:
     space = fabric.Namespace(fabric.Link(netns=True, delay="20ms", rate="1gbit"))
     try:
         with space:
-            told = subprocess.run([*space.prefix, "tc", "qdisc", "show"], capture_output=True, text=True, check=True).stdout
-            assert "netem" in told and "delay 20" in told and "rate 1Gbit" in told, told
+            reported = subprocess.run([*space.prefix, "tc", "qdisc", "show"], capture_output=True, text=True, check=True).stdout
+            assert "netem" in reported and "delay 20" in reported and "rate 1Gbit" in reported, reported
     except fabric.MachineError as error:
         # No namespaces here, or no netem: the command that was refused, and why.
         assert error.asked.startswith("ip ") and error.next, error

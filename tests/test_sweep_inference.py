@@ -200,7 +200,7 @@ def test_a_broken_off_sweep_goes_on_where_it_was(ideal: type[Ideal], capsys: Any
 
 @pytest.mark.promise("INF-15")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["--models", "toy"], "names no folder"),
         (["d", "--models", "llama"], "infer datagen llama --dir d/llama"),
@@ -212,9 +212,9 @@ def test_a_broken_off_sweep_goes_on_where_it_was(ideal: type[Ideal], capsys: Any
         (["d", "--seconds", "0.01"], "50 ms"),
     ],
 )
-def test_what_cant_be_is_refused(words: list[str], told: str, ideal: type[Ideal], capsys: Any) -> None:
+def test_what_cant_be_is_refused(words: list[str], reported: str, ideal: type[Ideal], capsys: Any) -> None:
     code, _, err = typed(capsys, "sweep", "inference-drives", *words)
-    assert code == 2 and told in err
+    assert code == 2 and reported in err
     assert not list(Path.cwd().iterdir())
 
 

@@ -40,10 +40,10 @@ def test_hashes_of_ranks_add_up_to_that_of_one_process() -> None:
         one.add(rows[at : at + 24])
         for rank, share in enumerate(shares):
             share.add(rows[at + 8 * rank :][:8])
-    told = [share.sums() for share in shares]
-    shares[0].add_others(told)
+    reported = [share.sums() for share in shares]
+    shares[0].add_others(reported)
     assert (shares[0].text(), shares[0].at()) == (one.text(), one.at()) and shares[0].samples == 96
-    assert told[0] != told[1]
+    assert reported[0] != reported[1]
 
 
 @pytest.mark.promise("TRN-57")

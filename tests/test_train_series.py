@@ -74,10 +74,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeRun]:
 def ran(folder: Path, seeds: int, out: Path | None, **more: Any) -> tuple[series.Series, list[str]]:
     settings = {"samples": 4096, **more}
     request = command.Request(data.open_folder(folder), supply.parse(None), 256, **settings)
-    told: list[str] = []
+    reported: list[str] = []
     made = series.Series(request, lambda seed: toy.Model(request.about.tables, seed), False, seeds, out and str(out))
-    made.measure(save.Output(str(out), save.RUN) if out else None, lambda text: None, told.append)
-    return made, told
+    made.measure(save.Output(str(out), save.RUN) if out else None, lambda text: None, reported.append)
+    return made, reported
 
 
 # Spread --------------------------------------------------------------------------------------------------
@@ -118,9 +118,9 @@ def test_the_interval_of_a_deviation_holds_the_true_one(n: int) -> None:
 @pytest.mark.promise("TRN-43")
 def test_runs_that_are_there_are_not_repeated_and_others_are(fake: type[FakeRun], folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.jsonl"
-    first, told = ran(folder, 2, out)
+    first, reported = ran(folder, 2, out)
     lines = out.read_text().splitlines()
-    assert [json.loads(line)["train"]["seed"] for line in lines] == [0, 1] and len(told) == 2 and first.found == 0
+    assert [json.loads(line)["train"]["seed"] for line in lines] == [0, 1] and len(reported) == 2 and first.found == 0
     # A third seed alone is run; an interrupted run, one of other settings or another machine and a cut line count for nothing.
     other = json.loads(lines[1])
     other["train"]["seed"] = 2
@@ -128,8 +128,8 @@ def test_runs_that_are_there_are_not_repeated_and_others_are(fake: type[FakeRun]
     strange += [{**other, "train": {**other["train"], key: value}} for key, value in (("batch", 512), ("failed", "no room"))]
     strange += [{**other, "environment": {**other["environment"], "host": "another"}}]
     out.write_text("".join(line + "\n" for line in [*lines, *map(json.dumps, strange), lines[0][:99]]))
-    again, told = ran(folder, 3, out)
-    assert again.found == 2 and len(told) == 1 and told[0].startswith("seed 2: ") and list(again.records) == [0, 1, 2]
+    again, reported = ran(folder, 3, out)
+    assert again.found == 2 and len(reported) == 1 and reported[0].startswith("seed 2: ") and list(again.records) == [0, 1, 2]
     assert again.records[0] == json.loads(lines[0]) and again.exit_code == 0
     assert json.loads(out.read_text().splitlines()[-1])["train"]["seed"] == 2
     assert ran(folder, 3, out)[0].found == 3 and ran(folder, 2, out, samples=2048)[0].found == 0

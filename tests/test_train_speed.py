@@ -84,7 +84,7 @@ def test_the_first_number_that_cannot_be_read_is_named(made: dict[str, samples.A
 def test_another_data_set_is_refused(made: dict[str, samples.About], tmp_path: Path) -> None:
     about = made["resnet"]
     said = json.loads((about.folder / "dataset.json").read_text())
-    for number, (changes, told) in enumerate(
+    for number, (changes, answered) in enumerate(
         [
             ({"schema": "x"}, "schema 'x'"), ({"model": "bert"}, "for 'bert'"), ({"form": "tiny"}, "isn't what datagen writes"),
             ({"row_bytes": 8}, "rows of 8 bytes"), ({"rows": 61}, "bytes;"), ({"seed": None}, "isn't what datagen writes"),
@@ -95,7 +95,7 @@ def test_another_data_set_is_refused(made: dict[str, samples.About], tmp_path: P
         folder.mkdir()
         (folder / "train.bin").write_bytes((about.folder / "train.bin").read_bytes())
         (folder / "dataset.json").write_text(json.dumps({**said, **changes}))
-        with pytest.raises(RequestError, match=told):
+        with pytest.raises(RequestError, match=answered):
             samples.open_folder(folder, "resnet")
     (folder / "dataset.json").write_text(json.dumps({**said, "seed": 6}))
     with pytest.raises(RequestError, match="seed 6"):
@@ -173,10 +173,10 @@ def test_rows_of_real_text_are_of_other_files_where_they_evaluate(tmp_path: Path
     words = samples.rows_of(forms.form("lora", forms.REAL), 1, 0, 3, real.EVALUATION)
     assert all(row.astype(np.uint8).tobytes() in rest for row in words)
     # A row changed, another file to evaluate on, and what can't be.
-    for name, told in (("train.bin", "doesn't hold the rows of seed 0"), ("evaluate.bin", "input")):
+    for name, answered in (("train.bin", "doesn't hold the rows of seed 0"), ("evaluate.bin", "input")):
         whole = (tmp_path / "b" / name).read_bytes()
         (tmp_path / "b" / name).write_bytes((-9).to_bytes(4, "little", signed=True) + whole[4:])
-        with pytest.raises(RequestError, match=told):
+        with pytest.raises(RequestError, match=answered):
             samples.refuse_another_seed(about)
             about.evaluation()
         (tmp_path / "b" / name).write_bytes(whole)
@@ -237,9 +237,9 @@ def test_a_run_ends_at_its_quality(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_datagen_and_its_flags(tmp_path: Path, capsys: Any) -> None:
     words = ("--dir", tmp_path / "s", "--small", "--rows", 9, "--seed", 3, "--json")
     code, out, _ = typed(capsys, "train", "datagen", "ssd", *words)
-    told = json.loads(out)
-    assert code == 0 and told["model"] == "ssd" and (told["rows"], told["seed"], told["form"]) == (9, 3, "small")
-    assert (tmp_path / "s" / "train.bin").stat().st_size == 9 * told["row_bytes"]
+    answered = json.loads(out)
+    assert code == 0 and answered["model"] == "ssd" and (answered["rows"], answered["seed"], answered["form"]) == (9, 3, "small")
+    assert (tmp_path / "s" / "train.bin").stat().st_size == 9 * answered["row_bytes"]
     code, out, _ = typed(capsys, "train", "datagen", "bert", "--dir", tmp_path / "b", "--rows", 3)
     assert code == 0 and "3 rows" in out and "next: forebay train bert --dir" in out
     for wrong, said in (

@@ -193,8 +193,8 @@ def test_each_reason_for_no_data_has_a_sentence() -> None:
         return made.nothing()
 
     small = File("/d/a.json", 100, 1)
-    told = "1 file of 100 B in all (/d/a.json), less than 256 KiB, which settings have, too; --data DIR if they are data"
-    assert seen(small) == told
+    reported = "1 file of 100 B in all (/d/a.json), less than 256 KiB, which settings have, too; --data DIR if they are data"
+    assert seen(small) == reported
     assert "2 files it had open" in (both := seen(*[File("*.bin", 5, 1, written=True)] * 2, small)) and "1 file of" in both
     assert "3 files of programs" in seen(programs=3) and "none meanwhile" in seen() and "under /d" in seen(under="/d")
 

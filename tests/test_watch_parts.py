@@ -68,10 +68,10 @@ def test_what_children_read_counts_once_however_they_end(tmp_path: Path) -> None
     with processes.running([sys.executable, "-S", "-E", "-c", CHILDREN, file], stdin=subprocess.PIPE) as parent:
         assert parent.stdin is not None
         watch = Watch(parent.pid, None)
-        told = iter([lambda: parent.stdin.write("go\n"), parent.stdin.flush])
+        reported = iter([lambda: parent.stdin.write("go\n"), parent.stdin.flush])
 
         def go() -> bool:
-            next(told, bool)()
+            next(reported, bool)()
             return False
 
         watch.run(60, go)

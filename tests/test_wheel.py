@@ -25,11 +25,11 @@ def interpreters() -> dict[str, str]:
     for candidate in [sys.executable, *(f"python{v}" for v in VERSIONS), *map(str, pyenv)]:
         try:
             asked = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
-            told = processes.run([candidate, "-c", asked])
+            reported = processes.run([candidate, "-c", asked])
         except OSError:
             continue
-        version = told.stdout.strip()
-        if told.returncode == 0 and version in VERSIONS:
+        version = reported.stdout.strip()
+        if reported.returncode == 0 and version in VERSIONS:
             found.setdefault(version, candidate)
     return found
 
@@ -80,8 +80,8 @@ def test_wheel_runs(wheel: Path, version: str, tmp_path: Path) -> None:
     run(found[version], "-m", "venv", tmp_path / "venv")
     python, forebay = tmp_path / "venv/bin/python", tmp_path / "venv/bin/forebay"
     run(python, "-m", "pip", "install", "--quiet", wheel)
-    told = run(python, "-c", "import forebay; print(forebay.__version__)")
-    assert told.strip() == wheel.name.split("-")[1]
+    reported = run(python, "-c", "import forebay; print(forebay.__version__)")
+    assert reported.strip() == wheel.name.split("-")[1]
     assert run(forebay, "--version").startswith("forebay ")
     assert run(tmp_path / "venv/bin/forebay-gdsio", "--help").startswith("Usage: forebay gdsio")
     record = json.loads(run(forebay, "bench", "nil:?size=64m", "--io-size", "4k", "--passes", "1", "--json"))

@@ -30,15 +30,15 @@ def wait_until_measured(witness: Path, process: subprocess.Popen[Any], runs: int
 
 def measured(witness: Path) -> int:
     """Runs in which bytes were moved while they counted."""
-    return len({p["run"] for p in told(witness) if p["phase"] == "measure" and p["gib_s"]})
+    return len({p["run"] for p in reported(witness) if p["phase"] == "measure" and p["gib_s"]})
 
 
 def epochs_over(witness: Path) -> int:
     """Epochs of an emulated run that have ended."""
-    return max((p["epoch"] - 1 for p in told(witness) if p["phase"] == "run" and "epoch" in p), default=0)
+    return max((p["epoch"] - 1 for p in reported(witness) if p["phase"] == "run" and "epoch" in p), default=0)
 
 
-def told(witness: Path) -> Iterator[dict[str, Any]]:
+def reported(witness: Path) -> Iterator[dict[str, Any]]:
     """Each Progress so far, with the number of its `run`."""
     whole = witness.read_bytes().rpartition(b"\n")[0].splitlines() if witness.exists() else []
     return map(json.loads, whole)

@@ -110,19 +110,19 @@ def test_two_ranks_are_continued_by_four_under_torchrun(path: Path, tmp_path: Pa
     first, second, state = tmp_path / "first", tmp_path / "second", tmp_path / "state"
     done = ranks(tmp_path, 2, path, "-", 9, first)
     assert done.returncode == 0, done.stderr
-    told = json.loads(first.read_text())
-    assert told[0][1] == told[1][1]
-    state.write_text(json.dumps(told[0][1]))
+    reported = json.loads(first.read_text())
+    assert reported[0][1] == reported[1][1]
+    state.write_text(json.dumps(reported[0][1]))
     done = ranks(tmp_path, 4, path, state, 10**6, second)
     assert done.returncode == 0, done.stderr
-    told += json.loads(second.read_text())
-    assert sorted(n for seen, _, _ in told for n in seen) == list(range(ROWS))
+    reported += json.loads(second.read_text())
+    assert sorted(n for seen, _, _ in reported for n in seen) == list(range(ROWS))
 
     from forebay.torch import Loader
 
     whole = Loader(path, 100, seed=7, rank=0, world=1)
     assert sum(1 for _ in whole) == 20
-    assert f"{sum(int(part, 16) for _, _, part in told) % (1 << 64):016x}" == whole.hash
+    assert f"{sum(int(part, 16) for _, _, part in reported) % (1 << 64):016x}" == whole.hash
 
 
 @pytest.mark.promise("FEED-13")

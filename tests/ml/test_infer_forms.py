@@ -100,10 +100,10 @@ def test_what_the_cache_keeps_changes_no_token(name: str) -> None:
         length = min(int(text[0]), form.inputs - 4)
         text[0] = length
         answer = model.finish(model.launch(text.view(np.uint8)[None]))[0]
-        for told in range(4):
-            text[0], text[1 + length + told] = length + told + 1, answer[told]
+        for reported in range(4):
+            text[0], text[1 + length + reported] = length + reported + 1, answer[reported]
             first = model.admit(0, text.view(np.uint8)[None])
-            assert first[0, 0] == answer[told + 1]
+            assert first[0, 0] == answer[reported + 1]
     words[1, 5] = form.net["vocabulary"]
     model.launch(rows)
     assert "1 tokens or lengths" in (model.problem() or "")

@@ -92,9 +92,9 @@ def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, li
     words = [*TORCHRUN, str(place / "script.py"), str(place / "rows.npy"), str(place / "out"), json.dumps(asked)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False, env=environment())
     assert done.returncode == 0, done.stderr
-    told = [json.loads((place / f"out.{rank}.json").read_text()) for rank in (0, 1)]
-    assert (place / "log.txt").exists(), told[0][0]
-    return np.load(place / "out.npz"), told
+    reported = [json.loads((place / f"out.{rank}.json").read_text()) for rank in (0, 1)]
+    assert (place / "log.txt").exists(), reported[0][0]
+    return np.load(place / "out.npz"), reported
 
 
 def rows_of(folder: Path) -> Any:

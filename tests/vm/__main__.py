@@ -13,11 +13,11 @@ from .packages import RELEASES, Unavailable, kernel
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m vm", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, told in (
+    for verb, reported in (
         ("shell", "read lines from the terminal, run each in the guest (/tmp stays, a changed directory does not)"),
         ("run", "run one script there, and end with its status"),
     ):
-        one = verbs.add_parser(verb, help=told)
+        one = verbs.add_parser(verb, help=reported)
         one.add_argument("kernel", nargs="?" if verb == "shell" else None, choices=RELEASES, default="backports")
         if verb == "run":
             one.add_argument("script", help="a line of shell")

@@ -181,8 +181,8 @@ class Serving(Daemon):
         since = len(self.said)
         self.write()
         self.process.send_signal(signal.SIGHUP)
-        told = self.heard(r"forebay: (reload.*)", 30, since)
-        assert "refused" not in told[1], f"{told[1]}\n{self.log()}"
+        reported = self.heard(r"forebay: (reload.*)", 30, since)
+        assert "refused" not in reported[1], f"{reported[1]}\n{self.log()}"
 
 
 def disk(path: Path, mib: int = 32, content: bool = True) -> Path:

@@ -60,19 +60,19 @@ class Acknowledged:
             i=$((i + 1))
         done"""
 
-    def told(self) -> dict[int, int]:
+    def reported(self) -> dict[int, int]:
         """Writer → blocks that it was told are written."""
         return {n: int(self.guest.run(f"wc -l </dev/shm/told{n}").output) for n in range(WRITERS)}
 
-    def check(self, backing: Path, told: dict[int, int]) -> int:
+    def check(self, backing: Path, reported: dict[int, int]) -> int:
         """Compares the source's own bytes with what was acknowledged. Returns how many blocks that were."""
         with backing.open("rb") as file:
-            for writer, count in told.items():
+            for writer, count in reported.items():
                 for i in range(count):
                     file.seek((writer * BLOCKS + i) * BLOCK)
                     wanted = (NOTE % (self.round, writer, i)).encode() * NOTES
                     assert file.read(BLOCK) == wanted, f"writer {writer} was told that block {i} is written"
-        return sum(told.values())
+        return sum(reported.values())
 
 
 def remote(serve: Serve, path: Path, mib: int = 32) -> tuple[Serving, Drive]:
@@ -193,7 +193,7 @@ def test_a_gateway_that_is_killed_and_started_again(vmm: Guest, snap: MakeGatewa
         for one in pending:
             one.wait()
         assert time.monotonic() - began < GIVEN_UP_S, "every write was answered"
-        assert writers.check(path, writers.told()) > 0
+        assert writers.check(path, writers.reported()) > 0
         served.start()
         pulled(vmm, "FB0001")
         host = plugged(vmm, served)
@@ -214,7 +214,7 @@ def test_a_gateway_that_is_killed_over_a_target(
     gateway.kill()
     for one in pending:
         one.wait()
-    assert writers.check(tmp_path / "a", writers.told()) > 0
+    assert writers.check(tmp_path / "a", writers.reported()) > 0
     pulled(vmm, drive.serial)
     gateway.start()
     vmm.run(linux.fio(plugged(vmm, gateway).disk(), size="2m"), 120)
@@ -312,10 +312,10 @@ def test_guests_that_are_killed_leave_the_gateway_to_the_next(snap: MakeGateway,
             writers.start()
             guest.start(linux.fio_passes(host.disk(), 60, offset_mib=20))
             time.sleep(4)
-            told = writers.told()
+            reported = writers.reported()
         finally:
             guest.close()
-        assert writers.check(path, told) > 0
+        assert writers.check(path, reported) > 0
         eventually(lambda: served.descriptors() <= before, 20, served)
 
 
@@ -354,15 +354,15 @@ def test_all_three_are_killed_in_turn(
     gateway.kill()
     for one in pending:
         one.wait()
-    assert writers.check(tmp_path / "a", writers.told()) > 0
+    assert writers.check(tmp_path / "a", writers.reported()) > 0
     pulled(vmm, drive.serial)
     gateway.start()
     writers.seen = plugged(vmm, gateway).disk()
     writers.start()
     time.sleep(3)
-    told = writers.told()
+    reported = writers.reported()
     vmm.kill()
-    assert writers.check(tmp_path / "a", told) > 0
+    assert writers.check(tmp_path / "a", reported) > 0
     vmm = slotted.guest()
     vmm.run(linux.fio(plugged(vmm, gateway).disk(), size="2m"), 120)
     assert not vmm.new_faults()

@@ -46,10 +46,10 @@ def queue_count(guest: Guest, host: linux.Association) -> int:
 def test_the_stock_driver_takes_it_for_a_drive(vmm: Guest, snap: MakeGateway, tmp_path: Path) -> None:
     path = disk(tmp_path / "a", 8)
     host = plugged(vmm, snap(Drive([Namespace(path), Namespace(disk(tmp_path / "b", 3), nsid=5)], serial="S1")))
-    told = vmm.run(f"nvme id-ctrl -o json {host.device}").json
-    assert (told["sn"].strip(), told["mn"].strip()) == ("S1", "Forebay")
+    reported = vmm.run(f"nvme id-ctrl -o json {host.device}").json
+    assert (reported["sn"].strip(), reported["mn"].strip()) == ("S1", "Forebay")
     # MDTS in units of CAP.MPSMIN, 4 KiB: the configuration's 1 MiB.
-    assert told["mdts"] == 8
+    assert reported["mdts"] == 8
     pci = vmm.run(f"cat /sys/class/nvme/{host.controller}/device/class").output.strip()
     assert pci == "0x010802", "an NVM Express controller (NVMe over PCIe, PCI header)"
     assert set(host.disks()) == {1, 5}

@@ -49,8 +49,8 @@ def test_both_agree_on_each_hash_and_group(
     served = serve(Subsystem([Namespace(disk(tmp_path / "a", 1))], hosts={HOST_NQN: {**fields, **lists}}))
     since = len(guest.log())
     connected(guest, served, more=[f"--dhchap-secret={secret}", f"--dhchap-ctrl-secret={controller}"]).disk()
-    told = guest.heard("qid 0: authenticated with hash", since)
-    assert f"hmac({hash_name})" in told and f"dhgroup {group}" in told, told
+    reported = guest.heard("qid 0: authenticated with hash", since)
+    assert f"hmac({hash_name})" in reported and f"dhgroup {group}" in reported, reported
     guest.heard("controller authenticated", since)
 
 

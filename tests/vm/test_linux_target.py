@@ -58,8 +58,8 @@ class Load:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        told = ["--metrics", str(self.port), "--duration", str(self.seconds)]
-        arguments = bench(self.source, self.op, *told, *self.more, io="16k")
+        reported = ["--metrics", str(self.port), "--duration", str(self.seconds)]
+        arguments = bench(self.source, self.op, *reported, *self.more, io="16k")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "forebay.cli", *arguments],
             stdout=subprocess.PIPE,
@@ -73,10 +73,10 @@ class Load:
         while time.monotonic() < until and self.process.poll() is None:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as page:
-                    told = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#")
+                    reported = dict(line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#")
             except OSError:
-                told = {}
-            if 'forebay_live_phase{phase="measure"}' in told and float(told.get("forebay_live_bytes", 0)) > 0:
+                reported = {}
+            if 'forebay_live_phase{phase="measure"}' in reported and float(reported.get("forebay_live_bytes", 0)) > 0:
                 return self
             time.sleep(0.2)
         self.process.kill()

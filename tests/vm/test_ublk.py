@@ -285,21 +285,21 @@ def test_a_waiting_device_takes_nothing_but_its_own_source(guest: Guest, make: M
 def test_who_may_not_is_told_so(guest: Guest, make: Make, target: linux.Target) -> None:
     device = make("nil:?size=1m")
     as_nobody = f"export LD_LIBRARY_PATH={ublk.THERE}; {ublk.THERE}/setpriv --reuid 65534 --clear-groups "
-    told = guest.run(f"{as_nobody} {linux.words(ublk.THERE + '/ublk_device', *device.arguments)}", check=False)
-    assert told.status == 3 and "root" in told.output and "sudo" in told.output, told
+    reported = guest.run(f"{as_nobody} {linux.words(ublk.THERE + '/ublk_device', *device.arguments)}", check=False)
+    assert reported.status == 3 and "root" in reported.output and "sudo" in reported.output, reported
     without = f"export LD_LIBRARY_PATH={ublk.THERE}; {ublk.THERE}/setpriv --bounding-set -sys_admin --inh-caps -sys_admin "
-    told = guest.run(f"{without} {linux.words(ublk.THERE + '/ublk_device', *device.arguments)}", check=False)
-    assert told.status == 3 and "CAP_SYS_ADMIN" in told.output, told
+    reported = guest.run(f"{without} {linux.words(ublk.THERE + '/ublk_device', *device.arguments)}", check=False)
+    assert reported.status == 3 and "CAP_SYS_ADMIN" in reported.output, reported
     guest.run("rmmod ublk_drv")
-    told = device.refused()
-    assert told.status == 3 and "modprobe ublk_drv" in told.output, told
+    reported = device.refused()
+    assert reported.status == 3 and "modprobe ublk_drv" in reported.output, reported
     guest.run("modprobe ublk_drv")
 
 
 def test_hostile_sizes_do_no_harm(guest: Guest, make: Make) -> None:
     for options in ({"depth": 0}, {"queues": 65535}, {"max_transfer": "64m"}, {"id": 1 << 20}, {"attach": "recover", "id": 77}):
-        told = make("nil:?size=1m", **options).refused()
-        assert told.status == 2, told
+        reported = make("nil:?size=1m", **options).refused()
+        assert reported.status == 2, reported
     device = make("nil:?size=1m", id=3, queues=400, depth=256, max_transfer="4k").start()
     assert device.queues == 2, "no more than processors"
     with pytest.raises(CommandFailed):
