@@ -254,6 +254,9 @@ def test_an_answer_opens_with_its_assumptions_and_decides_in_words() -> None:
     row, _ = plan("run", "--drive", "D7-PS1010", "--drives", "4", "--workload", "unet3d")
     assert row["decision"] in said and {a["source"] for a in row["assumed"]} <= {"given", "default", "derived"}
     assert all(a["flags"] for a in row["assumed"])
+    job = ("--workload", "job", "--samples-per-s", "100", "--sample-bytes", "1000")
+    for more in (job, ("--workload", "bert"), ("--workload", "gnn"), ("--workload", "dlrm"), ("--workload", "llama3-8b")):
+        assert all(a["flags"] for a in plan("run", "--drive", "D7-PS1010", *more)[0]["assumed"]), more
 
 
 def test_more_drives_never_have_fewer_requests_whose_number_is_found_at_few_numbers_of_drives() -> None:

@@ -21,6 +21,8 @@ from forebay.plan.system import System
 from forebay.units import GIB, format_bytes
 
 GIVEN, DEFAULT, DERIVED = "given", "default", "derived"
+# The share of its rate that a training keeps, where no rules say; no flag of its own changes it.
+USUAL = "usual; another by au_pct_min in a workload file"
 # Requests in flight at each drive that are tried: up to 96 were measured, and small ones need more; one alone never was.
 EACH = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 # Systems whose requests are looked for at once: more need more memory, and are no faster.
@@ -191,8 +193,8 @@ def _target(system: System) -> Assumption:
         why = f"the rules of {system.rules}" if system.rules else "the rules, in the first edition that has it"
         text = f"at least {ask.least_pct:g} % accelerator utilisation"
         return Assumption("target", text, ("--rules",), _source(system, "rules"), why)
-    source, why = (DEFAULT, "usual") if system.workload == jobs.JOB else (GIVEN, "au_pct_min of the file")
-    return Assumption("target", f"at least {ask.least_pct:g} % of its rate", (), source, why)
+    source, why = (DEFAULT, USUAL) if system.workload == jobs.JOB else (GIVEN, "au_pct_min of the file")
+    return Assumption("target", f"at least {ask.least_pct:g} % of its rate", ("--workload",), source, why)
 
 
 def _model(planner: Planner, system: System) -> list[Assumption]:
@@ -217,7 +219,7 @@ def _model(planner: Planner, system: System) -> list[Assumption]:
     usual = "" if counted == GIVEN else f"{models.GPUS} in a host"
     found.append(Assumption("accelerators", models.of_gpus(planner, system), ("--accelerators", "--accelerator"), counted, usual))
     if not system.loads:
-        found.append(Assumption("target", f"at least {system.ask.least_pct:g} % of its rate", (), DERIVED, "usual"))
+        found.append(Assumption("target", f"at least {system.ask.least_pct:g} % of its rate", ("--workload",), DERIVED, USUAL))
     return found
 
 

@@ -215,7 +215,7 @@ def _suits(system: System, where: str) -> None:
 def _value(key: str, value: Any, where: str) -> Any:
     if key == "io_size":
         if isinstance(value, str) and value.strip().isdigit():
-            raise RequestError(f"{where}: io_size {value}", "has no unit", f"{value}k or {value}m (or a whole number of bytes)")
+            raise RequestError(f"{where}: io_size {value}", "has no unit", f"{value}k or {value}m, or {value}b for bytes")
         size = value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(value, "io_size")
         return _within(key, size, 512, 1 << 30, where)
     if key == "pcie":
