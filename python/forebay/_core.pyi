@@ -12,7 +12,6 @@ __all__ = [
     "NO_SUCH_FLAG",
     "Pending",
     "Reader",
-    "SourceReader",
     "answer_for_memory",
     "archive_index",
     "browse",
@@ -334,15 +333,19 @@ class Loader:
 
 @final
 class Reader:
-    """An open file, read to raw addresses: forebay.reader checks buffers and keeps them alive."""
+    """An open file or source, read to raw addresses: forebay.reader checks buffers and keeps them alive."""
 
     def __new__(
         cls, path: str, way: str, direct: bool | None = None, once: bool = False, prefer: str = "balance"
     ) -> Reader:
         """`once`: read only once; `close` then releases it in the background. `prefer`: as for forebay.open."""
 
+    @staticmethod
+    def of_source(uri: str, way: str, direct: bool | None = None, prefer: str = "balance") -> Reader:
+        """Opens what a URI names."""
+
     def bytes(self) -> int:
-        """The file's current size."""
+        """The file's current size; a source's when it was opened."""
 
     def start(
         self,
@@ -418,47 +421,6 @@ class Reader:
 
     def close(self) -> None:
         """Waits for reads in flight, and closes the file."""
-
-@final
-class SourceReader:
-    """An open source that a URI names, read as by a Reader."""
-
-    def __new__(cls, uri: str, way: str, direct: bool | None = None, prefer: str = "balance") -> SourceReader: ...
-    def bytes(self) -> int:
-        """The size that it had when it was opened."""
-
-    def start(
-        self,
-        ranges: Sequence[tuple[int, int, int | None, int]],
-        hold: object,
-        after: Sequence[tuple[int, int]],
-    ) -> Pending:
-        """Like `Reader.start`."""
-
-    def gather(
-        self,
-        numbers: int,
-        count: int,
-        begin: int,
-        step: int,
-        size: int,
-        limit: int | None,
-        gpu: int | None,
-        at: int,
-        hold: object,
-        after: Sequence[tuple[int, int]],
-        waits: bool,
-    ) -> Pending:
-        """Like `Reader.gather`."""
-
-    def gather_arrays(self, *args: object) -> None:
-        """None: `gather` does it."""
-
-    def gather_there(self, *args: object) -> None:
-        """None: numbers of rows come to the host."""
-
-    def close(self) -> None:
-        """Waits for reads in flight, and for the worker's end."""
 
 @final
 class Lent:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from forebay import _core
 from forebay.buffers import Memory, memory_of, stream_handle, streams_before
@@ -225,8 +225,7 @@ class File(io.RawIOBase):
         check_texts(path, prefer)
         file = cls.__new__(cls)
         file.name = uri
-        # All that this class asks of one.
-        file._hold(cast(_core.Reader, _core.SourceReader(uri, path, direct, prefer)), path)
+        file._hold(_core.Reader.of_source(uri, path, direct, prefer), path)
         return file
 
     def _hold(self, reader: _core.Reader, path: str) -> None:

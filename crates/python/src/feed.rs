@@ -6,7 +6,9 @@
 use crate::{array, raise};
 use forebay_io::{Cuda, CudaEvent, CudaStream};
 use forebay_model::{safetensors, Error, Kind};
-use forebay_reader::{Address, Blocks, Copied, Given, HostMemory, Layout, Opening, Range, ReadPath, Request};
+use forebay_reader::{
+    Address, Blocks, Copied, Given, HostMemory, Layout, Opening, Range, ReadPath, Request, SourceReader,
+};
 use forebay_training::{
     index_archive, index_data_sets, index_plain_columns, index_records, index_shard, Damage, ReadAt,
 };
@@ -27,15 +29,35 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 /// (bytes, staged, mapped, direct, uncached, seconds, repeated)
 type Counts = (u64, u64, u64, u64, u64, f64, u64);
 
-/// An open file.
+/// An open file, or source of any kind.
 #[pyclass(module = "forebay._core", frozen)]
-pub struct Reader(Mutex<Option<Arc<forebay_reader::Reader>>>);
+pub struct Reader(Mutex<Option<Opened>>);
+
+/// What a `Reader` reads.
+#[derive(Clone)]
+enum Opened {
+    File(Arc<forebay_reader::Reader>),
+    /// Read by a worker of its own: ranges and rows by numbers on the host, which is all that it does.
+    Source(Arc<SourceReader>),
+}
 
 impl Reader {
+    fn of(opened: Opened) -> Reader {
+        Reader(Mutex::new(Some(opened)))
+    }
+
     /// For a thread that has the GIL: none of the others has the lock then when this one forks.
-    fn open(&self) -> Result<Arc<forebay_reader::Reader>, Error> {
+    fn open(&self) -> Result<Opened, Error> {
         let open = self.0.lock().expect("no holder panics").clone();
         open.ok_or_else(|| Error::request("a File", "it is closed", "forebay.open() it again"))
+    }
+
+    /// The open file; None for a source of another kind.
+    fn file(&self) -> Result<Option<Arc<forebay_reader::Reader>>, Error> {
+        self.open().map(|opened| match opened {
+            Opened::File(reader) => Some(reader),
+            Opened::Source(_) => None,
+        })
     }
 }
 
@@ -61,12 +83,33 @@ impl Reader {
             };
             forebay_reader::Reader::open(&path, opening)
         });
-        Ok(Reader(Mutex::new(Some(Arc::new(opened.map_err(|e| raise(py, e))?)))))
+        Ok(Reader::of(Opened::File(Arc::new(opened.map_err(|e| raise(py, e))?))))
     }
 
-    /// The file's size now.
+    /// Opens what a URI names.
+    #[staticmethod]
+    #[pyo3(signature = (uri, way, direct=None, prefer="balance"))]
+    fn of_source(
+        py: Python<'_>,
+        uri: String,
+        way: &str,
+        direct: Option<bool>,
+        prefer: &str,
+    ) -> PyResult<Reader> {
+        let options = || Ok((ReadPath::parse(way)?, forebay_reader::preference(prefer)?));
+        let (way, prefer) = options().map_err(|e: Error| raise(py, e))?;
+        let opening = Opening { way, direct, prefer, ..Opening::default() };
+        let opened = py.detach(|| SourceReader::open(&uri, opening));
+        Ok(Reader::of(Opened::Source(Arc::new(opened.map_err(|e| raise(py, e))?))))
+    }
+
+    /// The file's size now; a source's when it was opened.
     fn bytes(&self, py: Python<'_>) -> PyResult<u64> {
-        self.open().and_then(|r| r.bytes()).map_err(|e| raise(py, e))
+        let bytes = self.open().and_then(|opened| match opened {
+            Opened::File(reader) => reader.bytes(),
+            Opened::Source(source) => Ok(source.bytes()),
+        });
+        bytes.map_err(|e| raise(py, e))
     }
 
     /// Begins to read (offset, bytes, GPU or None for host memory, address) each. `hold` is let go of at the end.
@@ -79,11 +122,16 @@ impl Reader {
         after: Vec<(u32, u64)>,
     ) -> PyResult<Pending> {
         let range = |&(offset, bytes, gpu, at): &_| Range { file: 0, offset, bytes, to: place(gpu, at) };
-        let reader = self.open();
+        let opened = self.open();
         let begun = py.detach(|| {
             let ranges: Vec<Range> = ranges.iter().map(range).collect();
-            let request = Request::of_file(&reader?, &ranges, marks(after)?, forebay_reader::threads())?;
-            forebay_reader::submit(&request).map(|()| request)
+            match (opened?, marks(after)?) {
+                (Opened::Source(source), after) => source.read(&ranges, after),
+                (Opened::File(reader), after) => {
+                    let request = Request::of_file(&reader, &ranges, after, forebay_reader::threads())?;
+                    forebay_reader::submit(&request).map(|()| request)
+                }
+            }
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
@@ -107,7 +155,7 @@ impl Reader {
         after: Vec<(u32, u64)>,
         waits: bool,
     ) -> PyResult<Pending> {
-        let reader = self.open();
+        let opened = self.open();
         let begun = py.detach(|| {
             let numbers = Copied::from_address(numbers, count);
             if let Some(limit) = limit.filter(|limit| !numbers.are_below(*limit)) {
@@ -115,10 +163,14 @@ impl Reader {
                 return Err(Error::request(format!("{count} rows of {limit}"), found, "rows of the file"));
             }
             let layout = Layout { start: begin, step, row_bytes: size };
-            let (reader, after) = (reader?, marks(after)?);
-            let request =
-                Request::of_rows(&reader, numbers, layout, place(gpu, at), after, forebay_reader::threads())?;
-            forebay_reader::begin(&request, waits).map(|()| request)
+            let (to, workers) = (place(gpu, at), forebay_reader::threads());
+            match (opened?, marks(after)?) {
+                (Opened::Source(source), after) => source.read_rows(&numbers, layout, to, after),
+                (Opened::File(reader), after) => {
+                    let request = Request::of_rows(&reader, numbers, layout, to, after, workers)?;
+                    forebay_reader::begin(&request, waits).map(|()| request)
+                }
+            }
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
     }
@@ -144,8 +196,12 @@ impl Reader {
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
     ) -> PyResult<Pending> {
-        let reader = self.open();
+        let reader = self.file();
         let begun = py.detach(|| {
+            let Some(reader) = reader? else {
+                let found = "pages of blocks are read from files alone";
+                return Err(Error::request(format!("{count} blocks"), found, "forebay.open() of a file"));
+            };
             let numbers = |address, count| Copied::from_address(address, count).numbers().to_vec();
             let (slots, tables) = (numbers(slots, count), numbers(tables, count * pages_each));
             let blocks = Blocks {
@@ -159,7 +215,7 @@ impl Reader {
                 pages_of_layer,
                 by_layer,
             };
-            let request = Request::of_blocks(&reader?, blocks, gpu, marks(after)?)?;
+            let request = Request::of_blocks(&reader, blocks, gpu, marks(after)?)?;
             forebay_reader::submit(&request).map(|()| request)
         });
         begun.map(|request| Pending::new(request, hold)).map_err(|e| raise(py, e))
@@ -167,7 +223,7 @@ impl Reader {
 
     /// As `gather`, for arrays of NumPy's in host memory: rows by their numbers, each `row_bytes` long, that the file has from
     /// `start` on. None, and nothing done, where something about them isn't plain or right: whoever asks looks again, and says
-    /// what. `waits`: the caller will wait for the end; a report where that has come already.
+    /// what; so too for a source that is no file. `waits`: the caller will wait for the end; a report where that has come already.
     fn gather_arrays(
         &self,
         py: Python<'_>,
@@ -185,7 +241,7 @@ impl Reader {
         if wanted.is_none_or(|wanted| wanted > room.count * room.item_bytes) {
             return Ok(None);
         }
-        let Ok(reader) = self.open() else { return Ok(None) };
+        let Ok(Some(reader)) = self.file() else { return Ok(None) };
         let layout = Layout { start, step: row_bytes as u64, row_bytes };
         let few = || reader.copy_few(numbers.address, numbers.count, layout, room.address);
         if let Some(report) = waits.then(|| py.detach(few)).flatten() {
@@ -213,7 +269,7 @@ impl Reader {
     }
 
     /// As `gather`, for numbers below `limit` in a GPU's memory, `count` integers of `bytes_each` that their `stream` has
-    /// written by now, and which don't leave it. None where that can't be, or one of them is wrong.
+    /// written by now, and which don't leave it. None where that can't be, as of a source that is no file, or one of them is wrong.
     #[allow(clippy::too_many_arguments)]
     fn gather_there(
         &self,
@@ -231,23 +287,34 @@ impl Reader {
         hold: Py<PyAny>,
         after: Vec<(u32, u64)>,
     ) -> PyResult<Option<Pending>> {
-        let reader = self.open();
+        let reader = self.file();
         let begun = py.detach(|| {
+            let Some(reader) = reader? else { return Ok(None) };
             let given = Given { gpu, stream, at: numbers, bytes_each, signed, count };
             let layout = Layout { start: begin, step, row_bytes: step as usize };
-            let (reader, after) = (reader?, marks(after)?);
             let to = place(Some(gpu), at);
-            let request = Request::of_rows_there(&reader, &given, limit, layout, to, after)?;
+            let request = Request::of_rows_there(&reader, &given, limit, layout, to, marks(after)?)?;
             request.map(|request| forebay_reader::submit(&request).map(|()| request)).transpose()
         });
         begun.map(|request| Some(Pending::new(request?, hold))).map_err(|e| raise(py, e))
     }
 
-    /// Waits for what is being read, and lets go of the file.
+    /// Waits for what is being read, and lets go of the file, or for a source's worker to end.
     fn close(&self, py: Python<'_>) {
         let open = self.0.lock().expect("no holder panics").take();
-        if let Some(reader) = open {
-            py.detach(|| reader.close());
+        py.detach(|| match open {
+            Some(Opened::File(reader)) => reader.close(),
+            Some(Opened::Source(source)) => source.close(),
+            None => {}
+        });
+    }
+}
+
+impl Drop for Reader {
+    /// The end of a source's worker may take a moment, in which others have the GIL.
+    fn drop(&mut self) {
+        if let Some(Opened::Source(source)) = self.0.get_mut().expect("no holder panics").take() {
+            Python::attach(|py| py.detach(|| drop(source)));
         }
     }
 }

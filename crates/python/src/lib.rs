@@ -17,7 +17,6 @@ mod observe;
 mod scarce;
 mod service;
 mod simulate;
-mod source_reader;
 
 use forebay_bench::{ask_cufile, examine_machine};
 use forebay_io::search_python_packages;
@@ -89,7 +88,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(service::table, module)?)?;
     module.add_function(wrap_pyfunction!(service::rpcs, module)?)?;
     module.add_class::<feed::Reader>()?;
-    module.add_class::<source_reader::SourceReader>()?;
     module.add_class::<feed::Pending>()?;
     module.add_class::<feed::Lent>()?;
     module.add_class::<loader::Loader>()?;
