@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
+import time
 from pathlib import Path
 
 import forebay
@@ -72,9 +75,13 @@ def assert_reads(uri: str, content: bytes) -> None:
         source.read_into(bytearray(1))
 
 
-def workers() -> list[str]:
-    named = (Path("/proc/self/task") / task / "comm" for task in os.listdir("/proc/self/task"))
-    return [name for comm in named if comm.exists() and (name := comm.read_text().strip()) == "forebay-source"]
+def workers(name: str = "forebay-source") -> int:
+    """Number of this process's threads of that name."""
+    count = 0
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # It has ended meanwhile.
+            count += Path(f"/proc/self/task/{task}/comm").read_text().strip() == name
+    return count
 
 
 @pytest.mark.promise("PYT-29")
@@ -126,6 +133,37 @@ def test_ctrl_c_ends_a_read_that_nobody_answers(file: Path) -> None:
             target.process.send_signal(signal.SIGCONT)
         assert source.read_into(buffer := bytearray(BLOCK)) == BLOCK and buffer == file.read_bytes()[:BLOCK]
         source.close()
+
+
+@pytest.mark.promise("PYT-29")
+def test_ctrl_c_ends_an_opening_that_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connected: list[socket.socket] = []
+        ended = threading.Event()
+
+        def interrupt() -> None:
+            connection = silent.accept()[0]
+            connected.append(connection)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            while connection.recv(4096):
+                pass
+            ended.set()
+
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                forebay.open(f"nvme+tcp://127.0.0.1:{silent.getsockname()[1]}/{NQN}")
+            # By itself the opening ends 20 seconds later.
+            assert not ended.is_set()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+        connected[0].shutdown(socket.SHUT_RDWR)
+        interrupter.join()
+        connected[0].close()
+    while workers("forebay-open"):
+        time.sleep(0.01)
 
 
 @pytest.mark.promise("PYT-29")

@@ -342,7 +342,7 @@ class Reader:
 
     @staticmethod
     def of_source(uri: str, way: str, direct: bool | None = None, prefer: str = "balance") -> Reader:
-        """Opens what a URI names."""
+        """Opens what a URI names; a signal whose handler raises ends the wait for it."""
 
     def bytes(self) -> int:
         """The file's current size; a source's when it was opened."""

@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
 use crate::{array, raise};
-use forebay_io::{Cuda, CudaEvent, CudaStream};
+use forebay_io::{settle_in_process, Cuda, CudaEvent, CudaStream};
 use forebay_model::{safetensors, Error, Kind};
 use forebay_reader::{
     Address, Blocks, Copied, Given, HostMemory, Layout, Opening, Range, ReadPath, Request, SourceReader,
@@ -20,7 +20,7 @@ use std::os::fd::IntoRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{mpsc, Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A waiting thread looks after signals this often.
@@ -99,7 +99,7 @@ impl Reader {
         let options = || Ok((ReadPath::parse(way)?, forebay_reader::preference(prefer)?));
         let (way, prefer) = options().map_err(|e: Error| raise(py, e))?;
         let opening = Opening { way, direct, prefer, ..Opening::default() };
-        let opened = py.detach(|| SourceReader::open(&uri, opening));
+        let opened = interruptibly(py, "forebay-open", move || SourceReader::open(&uri, opening))?;
         Ok(Reader::of(Opened::Source(Arc::new(opened.map_err(|e| raise(py, e))?))))
     }
 
@@ -315,6 +315,34 @@ impl Drop for Reader {
     fn drop(&mut self) {
         if let Some(Opened::Source(source)) = self.0.get_mut().expect("no holder panics").take() {
             Python::attach(|py| py.detach(|| drop(source)));
+        }
+    }
+}
+
+/// Does what may wait for a peer on a thread of its own. Where a signal's handler raises meanwhile, that thread is left to itself,
+/// and lets go of what it made.
+fn interruptibly<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let (tell, told) = mpsc::sync_channel(1);
+    let begun = std::thread::Builder::new().name(name.into()).spawn(move || {
+        settle_in_process();
+        // Nobody waits any more where it fails.
+        drop(tell.send(work()));
+    });
+    begun.map_err(|why| raise(py, Error::machine("a thread to open with", why.to_string(), "ulimit -u")))?;
+    // One thread at a time has it, which the compiler can't know of one that lets others have the GIL.
+    let told = Mutex::new(told);
+    loop {
+        match py.detach(|| told.lock().expect("no holder panics").recv_timeout(SIGNALS_EVERY)) {
+            Ok(done) => return Ok(done),
+            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                let error = Error::run("open a source", "its thread ended", "forebay doctor");
+                return Err(raise(py, error));
+            }
         }
     }
 }
