@@ -81,7 +81,8 @@ def descriptors():
 
 
 ON_REAL_GPU = os.environ.get("FOREBAY_TEST_GPU") == "1"
-# Runs the code after BEGIN, with settings of the stand-in and a library in place of its NVRTC; its books, {} on a real GPU.
+# Runs the code after BEGIN, with settings of the stand-in, a library in place of its NVRTC, and variables of its environment;
+# its books, {} on a real GPU.
 Scenario = Callable[..., dict[str, Any]]
 
 
@@ -112,7 +113,7 @@ def scenario(stub: Path, tmp_path: Path) -> Scenario:
     block = bytes(range(251)) * 4001
     data.write_bytes((block * (SIZE // len(block) + 1))[:SIZE])
 
-    def run(code: str, settings: str = "", nvrtc: str | None = None) -> dict[str, Any]:
+    def run(code: str, settings: str = "", nvrtc: str | None = None, **environment: str) -> dict[str, Any]:
         if ON_REAL_GPU and settings not in ("", "hash=0") and not settings.startswith("delay_us"):
             pytest.skip(f"needs the stand-in: {settings}")
         books = tmp_path / "books.json"
@@ -124,6 +125,7 @@ def scenario(stub: Path, tmp_path: Path) -> Scenario:
                 "FOREBAY_LIBNVRTC": nvrtc or ("" if ON_REAL_GPU else str(Path(stub).with_name("libnvrtc.so.13"))),
                 "FOREBAY_STUB_CUDA": settings,
                 "FOREBAY_STUB_LEDGER": str(books),
+                **environment,
             },
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -4,6 +4,8 @@
 # ruff: noqa: F811  (fixtures are imported and named again as arguments)
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from feed_gpu_support import ON_REAL_GPU, SIZE, Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
 from properties import parametrized
@@ -450,3 +452,72 @@ assert live()["live"]["registrations"] == 0, live()
 @pytest.mark.gpu
 def test_the_scenarios_hold_on_a_real_gpu() -> None:
     run_again_on_it(__file__)
+
+
+AT_FULL_RATE = """
+from forebay.reader import File
+
+BYTES, CHUNK = 256 << 20, 1 << 20
+assert len(os.sched_getaffinity(0)) == 12
+long = path + ".long"
+expected = bytearray(BYTES)
+for at in range(0, BYTES, CHUNK):
+    expected[at + 5 : at + 13] = (at + 1).to_bytes(8, "little")
+
+def whole_again():
+    with open(long, "wb") as file:
+        file.write(expected)
+
+def threads():
+    named = set()
+    for task in os.listdir("/proc/self/task"):
+        try: named.add(open(f"/proc/self/task/{task}/comm").read().strip())
+        except OSError: pass
+    return {name for name in named if name.startswith("forebay-feed-")}
+
+whole_again()
+array = Array(BYTES)
+file = File(long, once=True, prefer="rate")
+assert file.read_into(array) == BYTES
+if len(threads()) < 8:
+    open(path + ".quota", "w").close()
+    sys.exit()
+report = file.last_report
+assert report.staged_bytes == BYTES and report.mapped_bytes == report.direct_bytes == 0, report
+assert array.bytes() == expected
+assert len(threads()) == 10, threads()
+file.close()
+# Of a file that is cut meanwhile nothing counts as read. The reading may have ended before.
+for _ in range(100):
+    file = File(long, once=True, prefer="rate")
+    future = file.read_async(array)
+    os.truncate(long, BYTES // 2 + 5)
+    try:
+        future.result()
+    except RunError as error:
+        assert long in str(error), error
+        break
+    finally:
+        file.close()
+    whole_again()
+else:
+    sys.exit("every reading ended before the file was cut")
+forebay.release()
+while threads():  # The system lists what has ended for a moment.
+    time.sleep(0.01)
+del future
+gc.collect()
+array.free()
+left = live()["live"]
+assert left["registrations"] == left["streams"] == left["events"] == 0, left
+"""
+
+
+@pytest.mark.skipif(ON_REAL_GPU, reason="pretends to have twelve processors")
+@pytest.mark.promise("GPU-23")
+def test_with_enough_processors_ten_threads_copy_what_is_read_once_and_say_if_it_was_cut(
+    scenario: Scenario, stub: Path, tmp_path: Path
+) -> None:
+    scenario(AT_FULL_RATE, LD_PRELOAD=str(stub.with_name("libprocessors.so")), STUB_PROCESSORS="12")
+    if (tmp_path / "data.bin.quota").exists():
+        pytest.skip("a cgroup's quota leaves this process less time than twelve processors have")
