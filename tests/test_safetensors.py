@@ -195,6 +195,10 @@ def test_numpy_gets_arrays_without_pytorch(tmp_path: Path, monkeypatch: pytest.M
     assert len({id(root(array)) for array in loaded.values()}) == 1
     with forebay.safetensors.open(path) as file:
         assert file.tensor("scalar", framework="numpy") == 2.5
+    with forebay.safetensors.open(path, prefer="cpu") as file:
+        assert file.tensor("scalar", framework="numpy") == 2.5
+    with pytest.raises(RequestError, match="prefer="):
+        forebay.safetensors.open(path, prefer="speed")
     for wrong in ({"framework": "jax"}, {"framework": "numpy", "device": "cuda:0"}):
         with pytest.raises(RequestError, match="jax|host"):
             forebay.safetensors.load(path, **wrong)

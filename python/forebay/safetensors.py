@@ -277,6 +277,8 @@ def load(
         return file.load(device=device, framework=framework)
 
 
-def open(name: Path, *, path: str = "auto", direct: bool | None = None) -> SafetensorsFile:
-    """Opens a safetensors file and checks its header. `path` and `direct` as for forebay.open."""
-    return SafetensorsFile(name, path, direct)
+def open(
+    name: Path, *, path: str = "auto", direct: bool | None = None, prefer: str = "balance"
+) -> SafetensorsFile:
+    """Opens a safetensors file and checks its header. `path`, `direct` and `prefer` as for forebay.open."""
+    return SafetensorsFile(name, path, direct, prefer=prefer)
