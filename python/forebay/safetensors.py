@@ -269,9 +269,9 @@ def load(
 ) -> dict[str, Any]:  # fmt: skip
     """All tensors of a file, by name, as views of one allocation on `device` ("cuda:0"), or of NumPy's.
 
-    Of a cached file, on 12 processors or more, ten threads fill the GPU's link. With `prefer="balance"` or "cpu", and on fewer
-    processors, the GPU reads a file of at least 256 MiB by itself, for half of the CPU time and at three quarters of the rate or
-    less; its pages stay registered until 0.2 s after the last read, or forebay.release().
+    Of a cached file, on 12 processors or more, ten threads bring it nearly at the link's rate. With `prefer="balance"` or "cpu",
+    and on fewer processors, the GPU reads a file of at least 256 MiB by itself, for half of the CPU time and at four fifths of
+    the rate or less; its pages stay registered until 0.2 s after the last read, or forebay.release().
     """
     with SafetensorsFile(name, path, direct, once=True, prefer=prefer) as file:
         return file.load(device=device, framework=framework)
