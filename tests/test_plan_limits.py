@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+from forebay.errors import RequestError
 from forebay.plan import answer, calibrate, catalogue, cores, cpu, limits, pcie, system
 from forebay.plan.estimate import Z80
 from forebay.plan.planner import Planner, published
@@ -99,6 +100,14 @@ def test_a_tree_comes_from_the_file_and_is_answered(forebay, tmp_path: Path) -> 
     plan.write_text(plan.read_text().replace("lanes = 16", "lanes = 17"))
     done = forebay("plan", "run", plan)
     assert done.returncode == 2 and "is not a PCIe link" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.promise("PLN-2")
+def test_drives_that_a_tree_needs_in_each_host_are_what_the_refusal_says_to_type() -> None:
+    of_two = {"drive": "D7-PS1010", "hosts": 2, "pcie": [{"name": "s", "gen": 4, "lanes": 16, "drives": 2}]}
+    with pytest.raises(RequestError, match=r"the PCIe tree has 2 in each of 2 hosts\n  try: drives 4"):
+        system.make({**of_two, "drives": 2}, [])
+    assert system.make({**of_two, "drives": 4}, []).drives == 4
 
 
 def record(kib: int, rate: float, user: float, kernel: float) -> str:

@@ -164,9 +164,10 @@ def make(given: Mapping[str, Any], more: list[catalogue.Drive], where: str = "pl
     system = System(**settled, given=frozenset(key for key, value in given.items() if value is not None))
     _suits(system, where)
     _spread(system, where)
-    here = sum(s.drives for s in system.pcie)
-    if here * (1 if system.location == "remote" else system.hosts) > system.drives:
-        raise RequestError(f"{where}: drives {system.drives}", f"the PCIe tree has {here}", f"drives {here}, or a smaller tree")
+    each, hosts = sum(s.drives for s in system.pcie), 1 if system.location == "remote" else system.hosts
+    if each * hosts > system.drives:
+        said = f"the PCIe tree has {each}" + (f" in each of {hosts} hosts" if hosts > 1 else "")
+        raise RequestError(f"{where}: drives {system.drives}", said, f"drives {each * hosts}, or a smaller tree")
     if system.queues is not None and system.queues > flow.QUEUES_MAX:
         raise RequestError(f"queues {system.queues}", f"a DPU offers at most {flow.QUEUES_MAX}", f"1 to {flow.QUEUES_MAX}")
     return system
