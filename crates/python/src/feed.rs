@@ -42,7 +42,7 @@ enum Opened {
 }
 
 impl Reader {
-    fn of(opened: Opened) -> Reader {
+    fn from_opened(opened: Opened) -> Reader {
         Reader(Mutex::new(Some(opened)))
     }
 
@@ -83,7 +83,7 @@ impl Reader {
             };
             forebay_reader::Reader::open(&path, opening)
         });
-        Ok(Reader::of(Opened::File(Arc::new(opened.map_err(|e| raise(py, e))?))))
+        Ok(Reader::from_opened(Opened::File(Arc::new(opened.map_err(|e| raise(py, e))?))))
     }
 
     /// Opens what a URI names.
@@ -100,7 +100,7 @@ impl Reader {
         let (way, prefer) = options().map_err(|e: Error| raise(py, e))?;
         let opening = Opening { way, direct, prefer, ..Opening::default() };
         let opened = interruptibly(py, "forebay-open", move || SourceReader::open(&uri, opening))?;
-        Ok(Reader::of(Opened::Source(Arc::new(opened.map_err(|e| raise(py, e))?))))
+        Ok(Reader::from_opened(Opened::Source(Arc::new(opened.map_err(|e| raise(py, e))?))))
     }
 
     /// The file's size now; a source's when it was opened.
