@@ -1,13 +1,14 @@
-"""Random rows of a cached file into host memory, as bench/child.py asks it: `child_rows_host.py WAY PATH`.
+"""Random rows of a cached file into host memory, as bench/child.py asks it: `child_rows_host.py PATH`.
 
-WAY is `gather` (`forebay.open(…, "host").gather`), or numpy.take at its fastest, into memory that is there and without a look at
-each number: `memmap` of a numpy.memmap, `array` of an array that holds the file in pages as large as the page cache's, `huge` of
-one in huge pages. A request says `row_bytes` and `at_once`, the
-rows of a batch. Batches are drawn beforehand, as many as touch far more than a processor's caches hold.
+A request says `row_bytes`, `at_once`, the rows of a batch, and `way`: `gather` (`forebay.open(…, "host").gather`), or numpy.take
+at its fastest, into memory that is there and without a look at each number: `memmap` of a numpy.memmap, `array` of an array that
+holds the file in pages as large as the page cache's, `huge` of one in huge pages. All of them fill the same memory, with the same
+batches: where that lies decides a tenth. Batches are drawn beforehand, as many as touch far more than a processor's caches hold.
 """
 
 from __future__ import annotations
 
+import functools
 import mmap
 import sys
 from collections.abc import Callable, Sequence
@@ -56,32 +57,36 @@ def held(flat: Any, huge: bool) -> Any:
 
 
 def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
-    way, path = arguments
+    (path,) = arguments
     flat = numpy.memmap(path, numpy.uint8, "r")
-    size = flat.size
-    of = by_gather(path) if way == "gather" else by_take(flat if way == "memmap" else held(flat, way == "huge"))
+    ways = {
+        "gather": by_gather(path), "memmap": by_take(flat),
+        "array": by_take(held(flat, huge=False)), "huge": by_take(held(flat, huge=True)),
+    }  # fmt: skip
+
+    @functools.lru_cache(maxsize=1)
+    def drawn(row_bytes: int, at_once: int) -> tuple[list[Any], Any]:
+        least, most = BATCHES
+        count = min(max(least, TOUCHED_BYTES // (row_bytes * at_once)), most)
+        batches = list(numpy.random.default_rng(7).integers(flat.size // row_bytes, size=(count, at_once)))
+        return batches, numpy.empty((at_once, row_bytes), numpy.uint8)
 
     def run(request: dict[str, Any]) -> Answer:
         row_bytes, at_once = request["row_bytes"], request["at_once"]
-        least, most = BATCHES
-        count = min(max(least, TOUCHED_BYTES // (row_bytes * at_once)), most)
-        batches = list(numpy.random.default_rng(7).integers(size // row_bytes, size=(count, at_once)))
-        out = numpy.empty((at_once, row_bytes), numpy.uint8)
-        take = of(row_bytes, out)
+        batches, out = drawn(row_bytes, at_once)
+        take = ways[request["way"]](row_bytes, out)
         # The file is mapped, and its page tables filled, once enough rows were asked for.
         for batch in batches:
             take(batch)
         expected = flat[int(batches[-1][-1]) * row_bytes :][:row_bytes]
         if not numpy.array_equal(out[-1], expected):
             raise ValueError("its last row isn't the file's")
-        watch = Stopwatch()
-        calls = 0
+        watch, done = Stopwatch(), 0
         while watch.seconds() < request["seconds"]:
-            for _ in range(CALLS):
-                take(batches[calls % count])
-                calls += 1
-        rows = calls * at_once
-        return watch.answer(rows * row_bytes, rows)
+            for n in range(CALLS):
+                take(batches[(done + n) % len(batches)])
+            done += CALLS
+        return watch.answer(done * at_once * row_bytes, done * at_once)
 
     return run
 
