@@ -215,6 +215,12 @@ impl KvSpec {
     fn io_bounds(&self) -> Vec<Bound> {
         vec![
             (
+                self.capacity_bytes == Some(0),
+                "‹capacity_bytes› 0".into(),
+                "leaves no room for an entry",
+                "‹capacity_bytes› 100g",
+            ),
+            (
                 self.io_bytes == 0 || self.io_bytes > IO_BYTES_MAX || self.io_bytes % 4096 != 0,
                 format!("‹io_bytes› {}", self.io_bytes),
                 "must be a multiple of 4096 bytes, up to 64 MiB",

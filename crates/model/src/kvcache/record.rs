@@ -461,7 +461,7 @@ fn entries_of(counts: &Counts) -> Entries {
     sizes.sort_by(f64::total_cmp);
     Entries {
         count: sizes.len() as u64,
-        bytes_mean: sizes.iter().sum::<f64>() / sizes.len().max(1) as f64,
+        bytes_mean: counts.entry_bytes.iter().sum::<u64>() as f64 / sizes.len().max(1) as f64,
         bytes_p95: percentile(&sizes, 95.0).unwrap_or(0.0),
         bytes_max: counts.entry_bytes.iter().copied().max().unwrap_or(0),
         evicted: counts.evicted,
