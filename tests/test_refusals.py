@@ -141,7 +141,7 @@ BURST = "Timestamp,Model,Request tokens,Response tokens"
 REPLAYS = [
     *file("t", f"{REPLAY} --dir model:d7-ps1010",
           (GOOD + GOOD.replace("5,", "4,"), "line 2: goes back in time"),
-          (GOOD + GOOD[:20], "line 2: is no JSON document, which ends within it"),
+          (GOOD + GOOD[:20], "line 2: is no JSON document: the trace ends within it"),
           (GOOD.replace("600", "0"), "line 1: has an input_length of 0"),
           (GOOD.replace("600", "1000000000"), "line 1: has an input_length of 1000000000"),
           (GOOD.replace("600", "5000"), "2 hash_ids for 5000 tokens, which are 10 blocks"),
