@@ -216,9 +216,9 @@ impl KvSpec {
         vec![
             (
                 self.capacity_bytes == Some(0),
-                "‹capacity_bytes› 0".into(),
+                "--capacity 0".into(),
                 "leaves no room for an entry",
-                "‹capacity_bytes› 100g",
+                "--capacity 100g",
             ),
             (
                 self.io_bytes == 0 || self.io_bytes > IO_BYTES_MAX || self.io_bytes % 4096 != 0,
