@@ -182,9 +182,11 @@ mod imp {
         "ret",
     );
 
-    // Short copies, by vectors of one width: lines, which leave in rdx how many are missing; and rows, asking for the first two
-    // lines of the one 24 places (192 bytes of numbers) further on, which leave in rcx how many rows are missing. `line`
-    // copies 64 bytes from rax to rdi, `last` those that end r10 bytes further on. `done` follows a fault as well.
+    // Short copies, by vectors of one width: lines, which leave in rdx how many are missing; and rows, which leave in rcx how
+    // many rows are missing. `line` copies 64 bytes from rax + r10 to rdi + r10, `last` those that end there. `done` follows a
+    // fault as well. A row begins in a page that the processor finds slowly, and several of those it finds at a time only if
+    // they are asked for one right after the other: so the first two lines of four rows are, up to 24 rows (192 bytes of
+    // numbers) further on. rbp is how far, r11 the end of the numbers, rbx what a row has of whole lines.
     // Processors with AVX-512 ask for too little by themselves of rows of several lines: there each line is asked for four rows
     // (32 bytes of numbers) ahead, rbx bytes from the one that is copied.
     macro_rules! short_copies {
@@ -197,10 +199,10 @@ mod imp {
                 ".p2align 6",
                 concat!("forebay_lines_", $name, "_begin:"),
                 "mov rax, rsi",
+                "xor r10d, r10d",
                 "6:",
                 $($line,)+
-                "add rax, 64",
-                "add rdi, 64",
+                "add r10, 64",
                 "dec rdx",
                 "jnz 6b",
                 concat!("forebay_lines_", $name, "_end:"),
@@ -213,35 +215,53 @@ mod imp {
                 concat!(".hidden forebay_rows_", $name, "_end"),
                 ".p2align 6",
                 concat!("forebay_rows_", $name, "_begin:"),
-                "lea r11, [rdx + rcx*8 - 8]",
-                "7:",
-                "lea rax, [rdx + 192]",
-                "cmp rax, r11",
-                "cmova rax, r11",
-                "mov rax, [rax]",
+                "push rbx",
+                "push rbp",
+                "lea r11, [rdx + rcx*8]",
+                "mov rbp, rdx",
+                "mov rbx, r8",
+                "and rbx, -64",
+                "5:",
+                "lea rax, [rdx + 160]",
+                "cmp rbp, rax",
+                "ja 7f",
+                "lea r10, [rdx + 192]",
+                "cmp r10, r11",
+                "cmova r10, r11",
+                "cmp rbp, r10",
+                "jae 7f",
+                "6:",
+                "mov rax, [rbp]",
                 "imul rax, r9",
                 "prefetcht1 [rsi + rax]",
                 "prefetcht1 [rsi + rax + 64]",
+                "add rbp, 8",
+                "cmp rbp, r10",
+                "jb 6b",
+                "7:",
                 "mov rax, [rdx]",
                 "imul rax, r9",
                 "add rax, rsi",
-                "mov r10, r8",
+                "add rax, rbx",
+                "add rdi, rbx",
+                "mov r10, rbx",
+                "neg r10",
                 "8:",
                 $($line,)+
-                "add rax, 64",
-                "add rdi, 64",
-                "sub r10, 64",
-                "cmp r10, 64",
-                "jae 8b",
-                "test r10, r10",
+                "add r10, 64",
+                "jnz 8b",
+                "mov r10, r8",
+                "sub r10, rbx",
                 "jz 9f",
                 $($last,)+
                 "add rdi, r10",
                 "9:",
                 "add rdx, 8",
                 "dec rcx",
-                "jnz 7b",
+                "jnz 5b",
                 concat!("forebay_rows_", $name, "_end:"),
+                "pop rbp",
+                "pop rbx",
                 $($done,)*
                 "mov rax, rcx",
                 "ret",
@@ -251,17 +271,17 @@ mod imp {
 
     short_copies!(
         "zmm",
-        line: ["vmovdqu64 zmm16, [rax]", "vmovdqu64 [rdi], zmm16"],
+        line: ["vmovdqu64 zmm16, [rax + r10]", "vmovdqu64 [rdi + r10], zmm16"],
         last: ["vmovdqu64 zmm16, [rax + r10 - 64]", "vmovdqu64 [rdi + r10 - 64], zmm16"],
         done: []
     );
     short_copies!(
         "ymm",
         line: [
-            "vmovdqu ymm0, [rax]",
-            "vmovdqu ymm1, [rax + 32]",
-            "vmovdqu [rdi], ymm0",
-            "vmovdqu [rdi + 32], ymm1"
+            "vmovdqu ymm0, [rax + r10]",
+            "vmovdqu ymm1, [rax + r10 + 32]",
+            "vmovdqu [rdi + r10], ymm0",
+            "vmovdqu [rdi + r10 + 32], ymm1"
         ],
         last: [
             "vmovdqu ymm0, [rax + r10 - 64]",
