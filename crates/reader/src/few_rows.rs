@@ -16,8 +16,8 @@ pub(super) const COPIED_WAITING_MAX: u64 = 2 << 20;
 const NUMBERS: usize = 256;
 
 impl Reader {
-    /// Copies rows of a file that is cached as a whole to `to`, on this thread. None where it isn't as simple as that, or one
-    /// of them isn't in the file: a `Request` does it then, or says why not. Nothing is written for a row that isn't there.
+    /// Copies rows that are cached, with what surrounds them, to `to`, on this thread. None where it isn't as simple as that, or
+    /// one of them isn't in the file: a `Request` does it then, or says why not. Nothing is written for a row that isn't there.
     /// `numbers`: the address of so many, which others may write to meanwhile; `to`: that of room for as many rows.
     pub fn copy_few(
         self: &Arc<Reader>,
@@ -32,7 +32,7 @@ impl Reader {
             return None;
         }
         let began = Instant::now();
-        let base = self.whole()?.wrapping_add(layout.start as usize);
+        self.some_resident().then_some(())?;
         self.copied_for(Address::Host(to as u64), count, layout.row_bytes)?;
         let _reading = self.reading();
         let mut held = [0u64; NUMBERS];
@@ -47,6 +47,7 @@ impl Reader {
                 if !layout.end(last).is_some_and(|end| self.was_as_long(end)) {
                     return None;
                 }
+                let base = self.resident_rows(layout, some)?.wrapping_add(layout.start as usize);
                 if *copies {
                     let to = to.wrapping_add(first * layout.row_bytes);
                     // SAFETY: there is room for all rows, and each of these lies in the mapping.

@@ -440,6 +440,11 @@ impl Reader {
         })
     }
 
+    /// Returns whether surroundings of rows were found cached, as of at most a second ago.
+    pub(super) fn some_resident(&self) -> bool {
+        self.map.as_ref().is_some_and(Map::has_resident)
+    }
+
     /// Returns the address of the file in memory, if all of it was cached as of at most a second ago.
     pub(super) fn whole(&self) -> Option<*const u8> {
         self.map.as_ref().filter(|map| map.is_whole()).map(|map| map.at(0))

@@ -112,6 +112,10 @@ impl Map {
         true
     }
 
+    pub(crate) fn has_resident(&self) -> bool {
+        self.resident_count.load(Ordering::Relaxed) > 0
+    }
+
     pub(crate) fn is_whole(&self) -> bool {
         self.resident_count.load(Ordering::Relaxed) == self.bytes.div_ceil(WINDOW)
     }

@@ -74,3 +74,27 @@ fn few_rows_are_those_of_the_file_as_it_is_now() {
     file.as_file().set_len(4096).unwrap();
     assert!(few(&reader, &numbers, &mut to).is_none());
 }
+
+#[test]
+fn of_a_file_that_is_cached_in_part_few_rows_are_copied_where_it_is() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let content: Vec<u8> = (0..4usize << 20).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 23) as u8).collect();
+    file.as_file().write_all_at(&content, 0).unwrap();
+    // A hole that nobody has read.
+    file.as_file().set_len(12 << 20).unwrap();
+    let reader = Arc::new(
+        Reader::open(file.path(), Opening { way: crate::ReadPath::Host, ..Opening::default() }).unwrap(),
+    );
+    let here: Vec<u64> = (0..COUNT as u64).map(|i| i * 7919 % 41_000).collect();
+    let mut to = vec![0u8; COUNT * ROW];
+    read_until_few_work(&reader, &here, &mut to);
+    to.fill(0);
+    assert!(few(&reader, &here, &mut to).is_some());
+    let place = |number: &u64| 7 + *number as usize * ROW;
+    assert!(here.iter().flat_map(|n| &content[place(n)..][..ROW]).eq(&to));
+    let mut elsewhere = here.clone();
+    elsewhere[COUNT - 1] = 100_000;
+    to.fill(0xA5);
+    assert!(few(&reader, &elsewhere, &mut to).is_none());
+    assert!(to.iter().all(|byte| *byte == 0xA5));
+}
