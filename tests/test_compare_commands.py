@@ -11,7 +11,8 @@ from typing import Any
 
 import processes
 import pytest
-from fake_machine import other_build, record_of, typed
+from fake_machine import FakeMachine, other_build, record_of, typed
+from forebay.compare import subject
 from forebay.compare import typed as side
 from forebay.compare.bounds import parse
 from forebay.errors import RequestError
@@ -62,6 +63,107 @@ def test_a_training_command_is_compared_by_the_figures_of_its_part(trainings: li
     assert "different samples, or in another order" in page and "no difference above" in page and "samples/s" in page
 
 
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Words of the runs, each of which reads from its key-value cache at the rate of its place, within half a per cent."""
+    ran: list[list[str]] = []
+    source = random.Random(3)
+    rates = {"/kv": 10.0, "nvme+tcp://h/n": 5.0, "vfio-user:/s": 8.0}
+
+    def run(python: str, words: list[str], whole: bool = False) -> dict[str, Any]:
+        ran.append(list(words))
+        flags = dict(zip(words, words[1:], strict=False))
+        rate = rates[flags["--dir"]] * math.exp(source.gauss(0, 0.005))
+        record = record_of({"sources": [flags["--dir"]]}, 1.0, 1.0, 0.5 / rate, len(ran))
+        took = {p: 1e3 / rate for p in ("p50", "p95", "p99")}
+        record["kvcache"] = {
+            "read_gib_s": {"window": rate}, "write_gib_s": {"window": rate / 4}, "storage_tokens_per_s": 40.0,
+            "stream_hash": flags.get("--seed", "42"), "latency_ms": {"entry_read": took, "entry_write": took},
+        }  # fmt: skip
+        return record
+
+    monkeypatch.setattr("forebay.compare.typed.run_elsewhere", run)
+    return ran
+
+
+PLACES = ["--a", "dir=/kv", "--b", "dir=nvme+tcp://h/n overwrite-device=nvme+tcp://h/n", "--c", "dir=vfio-user:/s"]
+
+
+@pytest.mark.promise("KVC-49")
+def test_a_cache_is_compared_in_three_places(caches: list[list[str]], capsys: Any, tmp_path: Path) -> None:
+    asked = [*PLACES, "--order-seed", "1", "--metric", "read_rate,read_p95", "-o", tmp_path / "c.json"]
+    words = ["--", "emulate", "kvcache", "--option", "1", "--users", "20", "--duration", "30"]
+    code, page, _ = typed(capsys, "compare", *asked, *words)
+    found = json.loads((tmp_path / "c.json").read_text())
+    assert code == 0 and found["metric"] == "kvcache.read_rate" and found["same_stream"] is True
+    # One brief run of each with one user, then each once a round, in every order.
+    brief, whole = caches[:3], caches[3:]
+    assert all(run[-6:] == ["--duration", "1", "--users", "1", "--json", "--quiet"] for run in brief)
+    assert whole[0][:7] == ["emulate", "kvcache", "--option", "1", "--users", "20", "--duration"]
+    orders = [row["order"] for row in found["pairs"]]
+    assert len(whole) == 3 * len(orders) and {"".join(sorted(order)) for order in orders} == {"ABC"} and len(set(orders)) > 2
+    for other in "BC":
+        assert 3 <= sum(order.index("A") < order.index(other) for order in orders[:8]) <= 5
+    (third,) = found["against"]
+    assert found["verdict"]["text"].startswith("A reads 1.9") or found["verdict"]["text"].startswith("A reads 2.0")
+    assert third["side"] == "C" and third["verdict"]["text"].startswith("A reads 1.2")
+    low, high = third["ratios"]["kvcache.read_p95"]["ci95"]
+    assert low < 0.8 < high and third["also"][0]["metric"] == "kvcache.read_p95"
+    assert found["c"]["job"]["command"][-2:] == ["--dir", "vfio-user:/s"] and len(found["runs"]["c"]) == len(orders)
+    assert "A, B and C served the same requests" in page and "C against A: A reads 1.2" in page and "A ÷ C" in page
+    assert "reads in the window, GiB/s" in page and "CPU, CPU-s/GiB" in page and "p95 of an entry's read, ms" in page
+
+
+@pytest.mark.promise("SWP-31")
+@pytest.mark.promise("KVC-49")
+def test_each_place_is_held_to_limits_and_tolerance(caches: list[list[str]], capsys: Any, tmp_path: Path) -> None:
+    gates = ["--tolerance", "5%", "--limit", "read_rate > 6GiB/s", "--limit", "read_p95 < 1s", "--junit", tmp_path / "g.xml"]
+    words = ["--", "emulate", "kvcache", "--users", "20"]
+    code, page, _ = typed(capsys, "compare", *PLACES, *gates, *words)
+    assert code == 1 and "gate: B is worse than A by more than 5 %" in page and "gate: C is worse than A" in page
+    xml = (tmp_path / "g.xml").read_text()
+    assert 'name="C against A"' in xml and 'name="C"' in xml and 'failures="3"' in xml
+    # The same place and seed is another stream with another seed.
+    found = json.loads(typed(capsys, "compare", "--json", "--a", "seed=1", "--b", "seed=2", *words, "--dir", "/kv")[1])
+    assert found["same_stream"] is False and found["against"] == [] and found["verdict"]["kind"] == "same"
+
+
+@pytest.mark.promise("KVC-49")
+def test_traces_and_blocks_are_compared_by_the_figures_of_their_documents(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(python: str, words: list[str], whole: bool = False) -> dict[str, Any]:
+        return subject._record_of("", python, 0, typed(capsys, *words)[1].encode(), b"", whole)
+
+    monkeypatch.setattr("forebay.compare.typed.run_elsewhere", run)
+    trace = tmp_path / "t.jsonl"
+    lines = [{"timestamp": 1000 * n, "input_length": 1024, "output_length": 1, "hash_ids": [n % 3, 10 + n]} for n in range(12)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drives = ["--a", "dir=model:d7-ps1010", "--b", "dir=model:d7-ps1010?drives=2", "--c", "dir=model:d7-p5520"]
+    words = ["--pairs-max", "3", "--json", "--", "emulate", "kvcache", "replay", trace]
+    code, out, err = typed(capsys, "compare", *drives, *words)
+    found = json.loads(out)
+    assert code == 0, err
+    assert found["metric"] == "replay.load_p95" and found["a"]["ran"] == ["virtual time"]
+    # Twice the bandwidth takes half as long, and virtual time has no noise.
+    two, other = (side["ratios"]["replay.load_p95"]["estimate"] for side in (found, found["against"][0]))
+    assert two > 1.5 and other < 1
+    small = ["--size", "16m", "--tokens", "64", "--requests", "2", "--dir", tmp_path]
+    words = ["--pairs-max", "3", "--", "emulate", "kvcache", "run", *small]
+    code, out, err = typed(capsys, "compare", "--a", "blocks=2m", "--b", "blocks=64k", *words)
+    assert code == 0 and "loads into pages, GiB/s" in out and "CPU of loads" in out, err
+
+
+def test_three_jobs_are_compared_as_two_are(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    machine = FakeMachine(noise=0.003).install(monkeypatch)
+    machine.ratio_of = lambda job: {"mapped": 1.08, "bounce": 1.0}.get(job.get("path", ""), 1.0)
+    asked = ["--a", "path=mapped", "--b", "path=bounce", "--order-seed", "7", "/data/x", "--json"]
+    two = json.loads(typed(capsys, "compare", *asked)[1])
+    three = json.loads(typed(capsys, "compare", *asked, "--c", "path=mapped")[1])
+    assert [row["order"] for row in two["pairs"][:8]] == [row["order"].replace("C", "") for row in three["pairs"][:8]]
+    assert three["against"][0]["verdict"]["kind"] == "same" and three["verdict"]["kind"] == "differs"
+
+
 @pytest.mark.promise("TRN-42")
 def test_the_brief_run_of_inference_is_as_short_as_it_gets(trainings: list[list[str]], capsys: Any) -> None:
     asked = ["--a", "supply=0.02", "--b", "supply=0.04", "--", "infer", "toy", "--dir", "d", "--mode", "cold", "--short"]
@@ -101,6 +203,13 @@ def test_a_test_that_is_invalid_is_told_with_its_reason(capsys: Any, tmp_path: P
         (["--a", "seed=1", "--metrics", "0", "--", "train", "toy"], "processes of their own"),
         (["--a", "seed=1", "--metric", "iops", "--", "train", "toy"], "is not one of train.samples_per_s"),
         (["--a", "path=host", "--metric", "train.cpu", "/data/x"], "is not one of throughput"),
+        (["--a", "dir=d", "--", "emulate", "run"], "run measures nothing that is compared\n  try: one of kvcache"),
+        (["--a", "dir=d", "--", "emulate"], "measures nothing by itself\n  try: -- emulate kvcache"),
+        (["--a", "dir=d", "--", "emulate", "kvcache", "check"], "check measures nothing that is compared"),
+        (["--a", "dir=d", "--", "emulate", "kvcache", "--results", "r"], "--results: each run's record goes to compare"),
+        (["--a", "dri=d", "--", "emulate", "kvcache"], "forebay emulate kvcache has no --dri"),
+        (["--a", "dir=d", "--c", "dir", "--", "emulate", "kvcache"], "setting 'dir': has no value"),
+        (["--a", "dir=d", "--metric", "throughput", "--", "emulate", "kvcache"], "is not one of kvcache.read_rate"),
     ],
 )
 def test_what_of_a_command_cannot_be_compared_is_refused(

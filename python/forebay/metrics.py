@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,9 +238,61 @@ INFER: dict[str, Metric] = {
         _own("infer", "coldstart_s", "cold start", "s", "coldstart.total_s", "{x} takes {r} × {y}'s time to its first answer"),
     )
 }  # fmt: skip
-# Verb whose records have figures of their own → these; the first is its headline.
-OF_VERBS = {"train": TRAIN, "infer": INFER}
-ALL = {**FIGURES, **TRAIN, **INFER}
+KVCACHE: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        _own("kvcache", "read_rate", "reads in the window", "GiB/s", "read_gib_s.window", "{x} reads {r} × {y}", True),
+        _own("kvcache", "write_rate", "writes in the window", "GiB/s", "write_gib_s.window", "{x} writes {r} × {y}", True),
+        *(
+            _own(
+                "kvcache", f"{way}_{p}", f"{p} of an entry's {way}", "ms", f"latency_ms.entry_{way}.{p}",
+                f"{{x}}'s {p} of an entry's {way} is {{r}} × {{y}}'s",
+            )
+            for way in ("read", "write") for p in ("p50", "p95", "p99")
+        ),
+        _own(
+            "kvcache", "tokens_per_s", "storage tokens", "tokens/s", "storage_tokens_per_s",
+            "{x}'s storage gives {r} × {y}'s tokens a second", True,
+        ),
+        *(METRICS[name] for name in ("cpu", "energy", "power")),
+    )
+}  # fmt: skip
+REPLAY: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        *(
+            _own("replay", f"{name}_{p}", f"{p} of {title}", "s", f"{field}.{p}", f"{{x}}'s {p} of {title} is {{r}} × {{y}}'s")
+            for name, title, field in (("load", "loads", "load_s"), ("ttft", "TTFT", "ttft_s.load"))
+            for p in ("p95", "p50", "p99", "mean")
+        ),
+        _own(
+            "replay", "cpu", "CPU", "CPU-s/GiB", "folder.cpu.cpu_s_per_gib", "{x} takes {r} × {y}'s CPU per GiB",
+        ),
+    )
+}  # fmt: skip
+BLOCKS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        _own("blocks", "load_rate", "loads into pages", "GiB/s", "load.gib_s", "{x} loads {r} × {y}", True),
+        _own("blocks", "store_rate", "stores from pages", "GiB/s", "store.gib_s", "{x} stores {r} × {y}", True),
+        _own("blocks", "load_cpu", "CPU of loads", "CPU-s/GiB", "load.cpu_s_per_gib", "{x} takes {r} × {y}'s CPU per GiB"),
+        *(
+            _own("blocks", f"{name}_p95", f"p95 of {title}", "s", f"{field}.p95", f"{{x}}'s p95 of {title} is {{r}} × {{y}}'s")
+            for name, title, field in (("ttft", "TTFT", "ttft_s"), ("exposed", "what isn't hidden", "exposed_s"))
+        ),
+    )
+}  # fmt: skip
+# Command whose records have figures of their own → these; the first is its headline.
+OF_COMMANDS = {
+    "train": TRAIN, "infer": INFER, "emulate kvcache": KVCACHE, "emulate kvcache replay": REPLAY, "emulate kvcache run": BLOCKS,
+}  # fmt: skip
+ALL = {**FIGURES, **TRAIN, **INFER, **KVCACHE, **REPLAY, **BLOCKS}
+
+
+def command_with_figures(words: Sequence[str]) -> str | None:
+    """The one of OF_COMMANDS that the words begin with, the longest; None where it's none."""
+    known = [name for name in OF_COMMANDS if tuple(words[: name.count(" ") + 1]) == tuple(name.split())]
+    return max(known, key=len, default=None)
 
 
 def figure_named(name: str, asked: str, known: Mapping[str, Metric] = FIGURES) -> Metric:

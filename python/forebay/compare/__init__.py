@@ -19,7 +19,7 @@ from forebay.compare.subject import Subject
 from forebay.compare.typed import subjects
 from forebay.errors import RequestError
 from forebay.flags import counted, job_from_flags, job_options, parse_settings
-from forebay.metrics import ALL, FIGURES, OF_VERBS, Metric, figure_named
+from forebay.metrics import ALL, FIGURES, OF_COMMANDS, Metric, command_with_figures, figure_named
 from forebay.units import parse_percent, parse_seconds
 
 # Many short pairs beat few long ones against a machine that drifts.
@@ -33,6 +33,7 @@ Examples:
   forebay compare --a engine=uring --b engine=pread /data/big.bin --io-size 128k --metric cpu
   forebay compare --a '' --b '' --b-python ~/old/bin/python /data/big.bin      (two builds)
   forebay compare --a supply=0.02 --b supply=0.04 -- train toy --dir /data/toy --seconds 5
+  forebay compare --a dir=/mnt/a --b dir=/mnt/b --c dir=/mnt/c -- emulate kvcache --users 20 --duration 30
   forebay compare before.jsonl after.jsonl --tolerance 3%                      (two results)
   forebay compare a.jsonl b.jsonl --metric rate,p99 --strict --junit gate.xml  (a gate, for a build server)
   forebay compare runs.jsonl --limit 'p99 < 500us' --limit 'rate > 3GiB/s'     (one result)"""
@@ -42,8 +43,8 @@ class Compare(click.Command):
     """Words behind `--` that begin with a verb whose runs have figures of their own are that command, not sources."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args and args[args.index("--") + 1 :][:1] and args[args.index("--") + 1] in OF_VERBS:
-            at = args.index("--")
+        at = args.index("--") if "--" in args else len(args)
+        if args[at + 1 :][:1] and args[at + 1] in {name.partition(" ")[0] for name in OF_COMMANDS}:
             ctx.meta[COMMAND] = tuple(args[at + 1 :])
             args = args[:at]
         return super().parse_args(ctx, args)
@@ -56,6 +57,7 @@ COMMAND = "forebay.compare.command"
 @click.argument("source", nargs=-1)
 @click.option("--a", "a_text", metavar="SETTINGS", help="Settings of A, e.g. 'path=bounce depth=8'.")
 @click.option("--b", "b_text", metavar="SETTINGS", help="Settings of B, e.g. 'path=mapped'.")
+@click.option("--c", "c_text", metavar="SETTINGS", help="Settings of C, a third that is compared with A.")
 @click.option("--a-python", metavar="PYTHON", help="Run A with the forebay of this interpreter.")
 @click.option("--b-python", metavar="PYTHON", help="Run B with the forebay of this interpreter.")
 @click.option(
@@ -63,7 +65,8 @@ COMMAND = "forebay.compare.command"
     help=f"What to compare by: {', '.join(FIGURES)}, or short p99, rate; of a command, its own. Default: the first of these.",
 )
 @click.option(
-    "--limit", "limit_texts", multiple=True, metavar="LIMIT", help="What B must keep to, e.g. 'p99 < 500us', 'rate > 3GiB/s'."
+    "--limit", "limit_texts", multiple=True, metavar="LIMIT",
+    help="What B (and C) must keep to, e.g. 'p99 < 500us', 'rate > 3GiB/s'.",
 )
 @click.option(
     "--pairs-min", type=click.IntRange(3, 10_000), help="Minimum number of pairs. Default: 8, or --pairs-max if that is less."
@@ -90,15 +93,16 @@ def command(source: tuple[str, ...], **values: Any) -> int:
     """Is A faster than B, and how sure is that?
 
     Two jobs run in pairs, A B or B A at random, until the 95 % interval of their ratio is within --until-ci (2%)
-    of it; so do two forms of a command behind --. Given two files of records, it acts as a gate: the exit code is 1
-    if B is worse than A by more than --tolerance, with confidence. Whatever is compared, 1 also means that B doesn't
-    keep to a --limit, or, with --strict, that something is undecided.
+    of it; so do two forms of a command behind --. With --c there are three, and each ratio is A's to another. Given two
+    files of records, it acts as a gate: the exit code is 1 if B is worse than A by more than --tolerance, with confidence.
+    Whatever is compared, 1 also means that B doesn't keep to a --limit, or, with --strict, that something is undecided.
     """
     typed: tuple[str, ...] = click.get_current_context().meta.get(COMMAND, ())
-    texts = [values.pop("a_text"), values.pop("b_text")]
-    pythons = [values.pop("a_python"), values.pop("b_python")]
-    two_files = not typed and texts == [None, None] and pythons == [None, None]
-    gate = _gate(OF_VERBS[typed[0]] if typed else ALL if two_files else FIGURES, values)
+    texts = [values.pop("a_text"), values.pop("b_text"), values.pop("c_text")]
+    pythons = [values.pop("a_python"), values.pop("b_python"), None]
+    two_files = not typed and not any(given is not None for given in (*texts, *pythons))
+    of_command = OF_COMMANDS.get(command_with_figures(typed) or "", FIGURES)
+    gate = _gate(of_command if typed else ALL if two_files else FIGURES, values)
     as_json, output, port = (values.pop(name) for name in ("as_json", "output", "metrics"))
     ends = Ends(as_json, output, values.pop("strict"), values.pop("junit"), values.pop("github"))
     if two_files:
@@ -107,18 +111,21 @@ def command(source: tuple[str, ...], **values: Any) -> int:
         return _files(source, gate, ends)
     limits = _limits(values)
     sides: list[Any]
+    if texts[2] is None:
+        del texts[2], pythons[2]
     if typed:
         _refuse_of_jobs(source, values, port)
         sides = subjects(typed, [text or "" for text in texts], pythons)
     else:
-        given = zip("AB", texts, pythons, strict=True)
+        given = zip("ABC", texts, pythons, strict=False)
         sides = [_subject(name, text or "", python, source, dict(values)) for name, text, python in given]
-    if sides[0].same_as(sides[1]):
-        what = "command" if typed else "job"
-        click.echo(f"forebay: A and B are the same {what}; the verdict shows the noise of this machine.", err=True)
+    for other in sides[1:]:
+        if sides[0].same_as(other):
+            what = "command" if typed else "job"
+            click.echo(f"forebay: A and {other.name} are the same {what}; the verdict shows the noise of this machine.", err=True)
     ends.check()
     with listen.listening(port) as listens:
-        document = compare_jobs(sides[0], sides[1], gate, limits, ends.out, listens)
+        document = compare_jobs(sides, gate, limits, ends.out, listens)
     return ends.finish(document, show_jobs)
 
 

@@ -20,7 +20,7 @@ ALL_POINTS = "all points together"
 
 @dataclass(frozen=True)
 class Gate:
-    """Demands on B. `tolerance_pct` None: a difference between the two sides is a finding, no failure."""
+    """Demands on B, and on a C. `tolerance_pct` None: a difference between the two sides is a finding, no failure."""
 
     metrics: Sequence[Metric]
     bounds: Sequence[Bound] = ()
@@ -28,7 +28,7 @@ class Gate:
 
     def asked(self, side: str) -> list[tuple[str, Metric]]:
         """Figures that each run of that side must report, with the flag that says so."""
-        own = [(f"--limit '{b.text}'", b.metric) for b in self.bounds] if side == "B" else []
+        own = [(f"--limit '{b.text}'", b.metric) for b in self.bounds] if side != "A" else []
         return [*((f"--metric {m.name}", m) for m in self.metrics), *own]
 
     def reported(self, own: Mapping[str, Metric]) -> dict[str, Metric]:
@@ -69,15 +69,21 @@ def cases(document: dict[str, Any], strict: bool) -> list[Case]:
 
 def _of_jobs(document: dict[str, Any]) -> list[Case]:
     found = []
-    for judged in (document, *document["also"]):
+    for other, judged in verdicts(document):
         verdict = judged["verdict"]
         gate = verdict.get("gate")
         if gate is None:
             state = UNDECIDED if verdict["kind"] in ("too_noisy", "none") else PASSED
         else:
             state = _STATES.get(gate, UNDECIDED)
-        found.append(Case(judged["metric"], "B against A", state, verdict["text"]))
+        found.append(Case(judged["metric"], f"{other} against A", state, verdict["text"]))
     return found
+
+
+def verdicts(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What is said of each side but A, figure by figure."""
+    sides = [("B", document), *((found["side"], found) for found in document["against"])]
+    return [(name, judged) for name, found in sides for judged in (found, *found["also"])]
 
 
 _STATES = {"worse": FAILED, "better": PASSED, "ok": PASSED, "broken": FAILED, "kept": PASSED}

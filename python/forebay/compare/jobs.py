@@ -1,4 +1,4 @@
-"""Two jobs in pairs, each in an order that a seed draws, until the ratio is known well enough.
+"""Two or three jobs in rounds, each in an order that a seed draws, until every ratio to A is known well enough.
 
 Both orders together make a linear drift of the machine cancel, and chance keeps step with no rhythm of it; the stop
 looks only at the interval's width, never at what it says. docs/compare.md has the method and its simulated coverage.
@@ -69,71 +69,108 @@ def orders(seed: int, pairs_min: int) -> Iterator[bool]:
     yield from itertools.chain(first, (coin.random() < 0.5 for _ in itertools.repeat(None)))
 
 
+def turns(names: str, seed: int, pairs_min: int) -> Iterator[str]:
+    """Yields the order of each round's runs, e.g. `BA`: A's and B's as `orders` has it, and a C between or beside them.
+
+    The first `pairs_min` rounds hold the least of either order for A and C, too.
+    """
+    pair = ("AB" if a_first else "BA" for a_first in orders(seed, pairs_min))
+    if names == "AB":
+        yield from pair
+        return
+    coin = random.Random(f"C {seed}")
+    least = max(1, 3 * pairs_min // 8)
+    begun = list(itertools.islice(pair, pairs_min))
+    while True:
+        first = [_with_c(order, coin) for order in begun]
+        if least <= sum(order.index("A") < order.index("C") for order in first) <= pairs_min - least:
+            break
+    yield from itertools.chain(first, (_with_c(order, coin) for order in pair))
+
+
+def _with_c(order: str, coin: random.Random) -> str:
+    place = int(coin.random() * 3)
+    return f"{order[:place]}C{order[place:]}"
+
+
 @dataclass(frozen=True)
 class PairRun:
-    """The records of one A and one B."""
+    """The records of one A and one B, or of A and another side."""
 
     a: dict[str, Any]
     b: dict[str, Any]
     a_first: bool
-    # "A" or "B" for each run in which no I/O finished, and which was repeated.
-    empty: tuple[str, ...] = ()
 
     def pair(self, metric: Metric) -> Pair | None:
         values = metric.of_record(self.a), metric.of_record(self.b)
         return None if None in values else Pair(*values, self.a_first)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Round:
+    """A run of every side. `records`: by their names, in the order in which they ran."""
+
+    records: dict[str, dict[str, Any]]
+    # Name of the side for each run in which no I/O finished, and which was repeated.
+    empty: tuple[str, ...] = ()
+
+    def pair(self, other: str) -> PairRun:
+        order = list(self.records)
+        return PairRun(self.records["A"], self.records[other], order.index("A") < order.index(other))
+
+
+def pairs_with(other: str, done: Sequence[Round]) -> list[PairRun]:
+    return [each.pair(other) for each in done]
+
+
 def compare_jobs(
-    a: Side,
-    b: Side,
+    sides: Sequence[Side],
     gate: Gate,
     limits: Limits,
     out: Output | None = None,
     endpoint: Endpoint | None = None,
 ) -> dict[str, Any]:
-    """Runs the pairs and returns the document (forebay.compare/1).
+    """Runs the rounds of A, B and perhaps C, and returns the document (forebay.compare/1).
 
-    Ctrl-C and a run that breaks end it; the pairs before that stand, and the document says which it was.
-    An error before the first pair is raised. `save` gets the document after each pair, not the one that is returned.
+    Ctrl-C and a run that breaks end it; the rounds before that stand, and the document says which it was.
+    An error before the first round is over is raised. `save` gets the document after each round, not the one that is returned.
     """
     # Before the first run: an interrupt in the midst of this import would leave none of it for the verdict.
     import numpy  # noqa: F401
 
     started = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    pairs: list[PairRun] = []
+    done: list[Round] = []
     interrupted, failure = False, None
     with Stages(endpoint=endpoint) as stages:
         try:
-            for pair in _pairs(a, b, gate, limits, stages, pairs):
-                pairs.append(pair)
+            for each in _rounds(sides, gate, limits, stages, done):
+                done.append(each)
                 if out:
-                    so_far = _document(started, a, b, gate, limits, pairs, False, None)
+                    so_far = _document(started, sides, gate, limits, done, False, None)
                     out.write([so_far], partial=True, rescues=False)
         except KeyboardInterrupt:
             interrupted = True
         except ForebayError as error:
-            if not pairs:
+            if not done:
                 raise
             failure = error
             stages.say(f"forebay: {error}")
-    return _document(started, a, b, gate, limits, pairs, interrupted, failure)
+    return _document(started, sides, gate, limits, done, interrupted, failure)
 
 
-def _pairs(
-    a: Side, b: Side, gate: Gate, limits: Limits, stages: Stages, done: list[PairRun]
-) -> Any:
+def _rounds(sides: Sequence[Side], gate: Gate, limits: Limits, stages: Stages, done: list[Round]) -> Iterator[Round]:
     began = time.monotonic()
-    _warm_up(a, b, gate, stages)
-    a_first = orders(limits.order_seed, limits.pairs_min)
+    _warm_up(sides, gate, stages)
+    order = turns("".join(side.name for side in sides), limits.order_seed, limits.pairs_min)
     while not _enough(done, gate.metrics, limits, began):
-        yield _pair(a, b, gate, next(a_first), len(done), limits, stages)
-        stages.say(_line(done, _widest(done, gate.metrics), limits, time.monotonic() - began))
+        yield _round(sides, gate, next(order), len(done), limits, stages)
+        other, metric = _widest(done, gate.metrics)
+        stages.say(_line(pairs_with(other, done), metric, limits, time.monotonic() - began, other))
 
 
-def _warm_up(a: Side, b: Side, gate: Gate, stages: Stages) -> None:
+def _warm_up(sides: Sequence[Side], gate: Gate, stages: Stages) -> None:
     """A short run of each that doesn't count: files are made, caches filled, errors met early."""
-    for subject in (a, b):
+    for subject in sides:
         stages.begin(f"warm-up of {subject.name}", subject.job)
         record = _run_that_finds(subject, stages, [], brief=True)
         for asked, metric in gate.asked(subject.name):
@@ -142,12 +179,10 @@ def _warm_up(a: Side, b: Side, gate: Gate, stages: Stages) -> None:
                 raise MachineError(asked, found, f"--metric {next(iter(subject.metrics))}")
 
 
-def _pair(
-    a: Side, b: Side, gate: Gate, a_first: bool, index: int, limits: Limits, stages: Stages
-) -> PairRun:
+def _round(sides: Sequence[Side], gate: Gate, order: str, index: int, limits: Limits, stages: Stages) -> Round:
     records = {}
     empty: list[str] = []
-    for subject in (a, b) if a_first else (b, a):
+    for subject in sorted(sides, key=lambda side: order.index(side.name)):
         stages.begin(f"pair {index + 1}/{limits.pairs_max} {subject.name}", subject.job)
         record = _run_that_finds(subject, stages, empty)
         assert record is not None
@@ -157,7 +192,7 @@ def _pair(
                 more = "a longer --duration" if subject.has_ios else f"{subject.longer}, or another --metric"
                 raise RunError(f"{subject.name} in pair {index + 1}", found, more)
         records[subject.name] = record
-    return PairRun(records["A"], records["B"], a_first, tuple(empty))
+    return Round(records, tuple(empty))
 
 
 def _run_that_finds(subject: Side, stages: Stages, empty: list[str], brief: bool = False) -> dict[str, Any] | None:
@@ -179,7 +214,7 @@ def _run(subject: Side, stages: Stages, brief: bool) -> dict[str, Any] | None:
     return record
 
 
-def _enough(done: list[PairRun], metrics: Sequence[Metric], limits: Limits, began: float) -> bool:
+def _enough(done: list[Round], metrics: Sequence[Metric], limits: Limits, began: float) -> bool:
     if len(done) >= limits.pairs_max:
         return True
     if limits.seconds_max is not None and done:
@@ -188,13 +223,18 @@ def _enough(done: list[PairRun], metrics: Sequence[Metric], limits: Limits, bega
             return True
     if len(done) < limits.pairs_min:
         return False
-    half = ratio_of(done, _widest(done, metrics)).half_width_pct
+    other, metric = _widest(done, metrics)
+    half = ratio_of(pairs_with(other, done), metric).half_width_pct
     return half is not None and half <= limits.until_pct
 
 
-def _widest(done: list[PairRun], metrics: Sequence[Metric]) -> Metric:
-    """The one that is known least: the comparison goes on for it."""
-    return max(metrics, key=lambda m: ratio_of(done, m).half_width_pct or math.inf)
+def _widest(done: list[Round], metrics: Sequence[Metric]) -> tuple[str, Metric]:
+    """The side and the figure whose ratio to A's is known least: the comparison goes on for it."""
+    others = sorted(set(done[-1].records) - {"A"})
+    return max(
+        itertools.product(others, metrics),
+        key=lambda each: ratio_of(pairs_with(each[0], done), each[1]).half_width_pct or math.inf,
+    )
 
 
 def ratio_of(done: list[PairRun], metric: Metric) -> Interval:
@@ -202,11 +242,11 @@ def ratio_of(done: list[PairRun], metric: Metric) -> Interval:
     return paired_ratio([p for p in (run.pair(metric) for run in done) if p], CONFIDENCE_WITH_STOPPING)
 
 
-def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float) -> str:
+def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float, other: str = "B") -> str:
     pair, ratio = done[-1].pair(metric), ratio_of(done, metric)
     assert pair is not None
-    order = "A B" if pair.a_first else "B A"
-    text = f"pair {len(done)} ({order})  A {figure(pair.a)}  B {figure(pair.b)} {metric.unit}"
+    order = f"A {other}" if pair.a_first else f"{other} A"
+    text = f"pair {len(done)} ({order})  A {figure(pair.a)}  {other} {figure(pair.b)} {metric.unit}"
     if ratio.half_width_pct is None:
         return text
     left = max(limits.pairs_min - len(done), 0)
@@ -216,25 +256,28 @@ def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float) -
     seconds = left * elapsed / len(done)
     if limits.seconds_max is not None:
         seconds = min(seconds, max(limits.seconds_max - elapsed, 0.0))
-    text += f"  A÷B {ratio.estimate:.3f} ± {ratio.half_width_pct:.1f} %"
+    text += f"  A÷{other} {ratio.estimate:.3f} ± {ratio.half_width_pct:.1f} %"
     return text + (f"  about {format_duration(seconds)} left" if seconds else "")
 
 
 def _document(
     started: str,
-    a: Side,
-    b: Side,
+    sides: Sequence[Side],
     gate: Gate,
     limits: Limits,
-    pairs: list[PairRun],
+    done: list[Round],
     interrupted: bool,
     failure: ForebayError | None,
 ) -> dict[str, Any]:
+    a, *others = sides
     reported = gate.reported(a.metrics)
     longer = None if a.has_ios else a.longer
-    noise = _noise(pairs)
-    first, *also = [_judged(pairs, m, gate, limits, noise, longer) for m in gate.metrics]
-    tested = Work("", b.job, "B", [p.b for p in pairs])
+    noise = _noise(done)
+    ran = {side.name: [each.records[side.name] for each in done] for side in sides}
+    against_b, *against = [
+        _against(side.name, pairs_with(side.name, done), gate, limits, noise, longer, reported) for side in others
+    ]
+    tested = [Work("", side.job, side.name, ran[side.name]) for side in others]
     return {
         "schema": "forebay.compare/1",
         "kind": "jobs",
@@ -244,14 +287,12 @@ def _document(
         "until_ci_pct": limits.until_pct,
         "order_seed": limits.order_seed,
         "method": "crossover of pairs in random order, log ratios, Student's t, pooled over both orders",
-        "a": _side(a, [p.a for p in pairs], reported),
-        "b": _side(b, [p.b for p in pairs], reported),
-        "pairs": [_pair_row(p, reported) for p in pairs],
-        "ratios": {name: _ratio(pairs, m) for name, m in reported.items()},
+        **{side.name.lower(): _side(side, ran[side.name], reported) for side in sides},
+        "pairs": [_round_row(each, reported) for each in done],
         "noise": noise,
-        **first,
-        "also": also,
-        "limits": judge_bounds(gate.bounds, [tested]) if pairs else [],
+        **against_b,
+        "against": [{"side": side.name, **found} for side, found in zip(others[1:], against, strict=True)],
+        "limits": judge_bounds(gate.bounds, tested) if done else [],
         "interrupted": interrupted,
         "error": None
         if failure is None
@@ -261,20 +302,27 @@ def _document(
             "found": failure.found,
             "next": failure.next,
         },
-        "runs_without_io": {side: sum(p.empty.count(side.upper()) for p in pairs) for side in ("a", "b")},
-        "same_batches": same_batches([p.a for p in pairs], [p.b for p in pairs]),
-        "runs": {"a": [p.a for p in pairs], "b": [p.b for p in pairs]},
+        "runs_without_io": {name.lower(): sum(each.empty.count(name) for each in done) for name in ran},
+        "same_batches": same_batches(list(ran.values())),
+        "same_stream": same_stream(list(ran.values())),
+        "runs": {name.lower(): records for name, records in ran.items()},
     }
 
 
-def same_batches(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> bool | None:
-    """True if training saw the same samples in the same order on both sides, as far as both went; None where none tells."""
+def same_batches(sides: Sequence[list[dict[str, Any]]]) -> bool | None:
+    """True if training saw the same samples in the same order on all sides, as far as all went; None where none tells."""
     found: dict[int, set[str]] = {}
-    for record in (*a, *b):
+    for record in itertools.chain(*sides):
         for samples, digest in _hashes(record).items():
             found.setdefault(samples, set()).add(digest)
-    both = [found[n] for n in found if all(n in _hashes(side[0]) for side in (a, b) if side)]
+    both = [found[n] for n in found if all(n in _hashes(side[0]) for side in sides if side)]
     return all(len(digests) == 1 for digests in both) if both else None
+
+
+def same_stream(sides: Sequence[list[dict[str, Any]]]) -> bool | None:
+    """True if a key-value cache was asked for the same in all runs; None where none tells."""
+    found = {(record.get("kvcache") or {}).get("stream_hash") for record in itertools.chain(*sides)}
+    return None if None in found or not found else len(found) == 1
 
 
 def _hashes(record: dict[str, Any]) -> dict[int, str]:
@@ -283,12 +331,21 @@ def _hashes(record: dict[str, Any]) -> dict[int, str]:
     return {mark["samples"]: mark["hash"] for mark in marks}
 
 
+def _against(
+    other: str, pairs: list[PairRun], gate: Gate, limits: Limits, noise: dict[str, Any], longer: str | None,
+    reported: Mapping[str, Metric],
+) -> dict[str, Any]:  # fmt: skip
+    """Ratios of A to another side, and the verdicts on what was asked for."""
+    first, *also = [_judged(other, pairs, m, gate, limits, noise, longer) for m in gate.metrics]
+    return {"ratios": {name: _ratio(pairs, m) for name, m in reported.items()}, **first, "also": also}
+
+
 def _judged(
-    pairs: list[PairRun], metric: Metric, gate: Gate, limits: Limits, noise: dict[str, Any], longer: str | None
+    other: str, pairs: list[PairRun], metric: Metric, gate: Gate, limits: Limits, noise: dict[str, Any], longer: str | None
 ) -> dict[str, Any]:
     """The verdict on one figure; with a tolerance also `gate`, as of two files: worse, better, ok or unsure."""
     ratio = ratio_of(pairs, metric) if pairs else Interval(1.0, None, None, 0)
-    found = judge(ratio, metric, limits.until_pct, noise, longer).as_dict()
+    found = judge(ratio, metric, limits.until_pct, noise, longer, other).as_dict()
     if gate.tolerance_pct is not None:
         found["gate"] = reported(ratio, metric, gate.tolerance_pct)
     return {"metric": metric.name, "verdict": found}
@@ -321,10 +378,10 @@ def how_it_ran(record: dict[str, Any]) -> str:
     return ", ".join(w for w in words if w)
 
 
-def _pair_row(pair: PairRun, reported: Mapping[str, Metric]) -> dict[str, Any]:
-    row: dict[str, Any] = {"order": "AB" if pair.a_first else "BA"}
-    for side, record in (("a", pair.a), ("b", pair.b)):
-        row[side] = {"id": record.get("id"), **{n: m.of_record(record) for n, m in reported.items()}}
+def _round_row(each: Round, reported: Mapping[str, Metric]) -> dict[str, Any]:
+    row: dict[str, Any] = {"order": "".join(each.records)}
+    for name, record in sorted(each.records.items()):
+        row[name.lower()] = {"id": record.get("id"), **{n: m.of_record(record) for n, m in reported.items()}}
     return row
 
 
@@ -345,11 +402,11 @@ def _ratio(pairs: list[PairRun], metric: Metric) -> dict[str, Any] | None:
     }
 
 
-def _noise(pairs: list[PairRun]) -> dict[str, Any]:
+def _noise(done: list[Round]) -> dict[str, Any]:
     """The worst of the noise guards over all runs; null where no run could tell."""
     found: dict[str, Any] = {}
     for key in ("steal_pct", "others_cores_busy", "throttled"):
-        values = [(r["result"].get("noise") or {}).get(key) for p in pairs for r in (p.a, p.b)]
+        values = [(r["result"].get("noise") or {}).get(key) for each in done for r in each.records.values()]
         known = [v for v in values if v is not None]
         found[key] = max(known) if known else None
     return found

@@ -4,50 +4,58 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.compare.gate import cases
+from forebay.compare.gate import cases, verdicts
 from forebay.metrics import ALL
 from forebay.numbers import figure
 from forebay.table import table
 
 # `by`: by how much, and in what.
 GATE = {
-    "worse": "B is worse than A {by}", "better": "B is better than A {by}", "ok": "B is not worse than A {by}",
-    "unsure": "B is not shown to be worse than A {by}", "one run": "no interval yet",
+    "worse": "{other} is worse than A {by}", "better": "{other} is better than A {by}", "ok": "{other} is not worse than A {by}",
+    "unsure": "{other} is not shown to be worse than A {by}", "one run": "no interval yet",
 }  # fmt: skip
 
 
 def show_jobs(document: dict[str, Any], strict: bool) -> str:
-    """The two sides, a table of every figure with its ratio, and the verdict last."""
-    lines = [_side(name, document[name.lower()]) for name in "AB"]
-    pairs = len(document["pairs"])
-    lines += ["", f"{pairs} pairs, in random order, medians, and A ÷ B with its 95 % interval"]
-    rows = [("", "A", "B", "A ÷ B", "")]
+    """The sides, a table of every figure with its ratio, and the verdict last."""
+    against = {"B": document, **{found["side"]: found for found in document["against"]}}
+    sides = {name: document[name.lower()] for name in ("A", *against)}
+    lines = [_side(name, side) for name, side in sides.items()]
+    quotients = " and ".join(f"A ÷ {name}" for name in against)
+    pairs, many = ("pairs" if len(against) == 1 else "rounds"), len(document["pairs"])
+    lines += ["", f"{many} {pairs}, in random order, medians, and {quotients} with its 95 % interval"]
+    rows = [("", *sides, *(word for name in against for word in (f"A ÷ {name}", "")))]
     for name, metric in ALL.items():
         if name not in document["ratios"]:
             continue
-        a, b, ratio = document["a"]["medians"][name], document["b"]["medians"][name], document["ratios"][name]
-        if a is None and b is None:
+        medians = [side["medians"][name] for side in sides.values()]
+        if medians.count(None) == len(medians):
             continue
-        rows.append((f"{metric.title}, {metric.unit}", figure(a), figure(b), *_ratio(ratio)))
+        ratios = [word for found in against.values() for word in _ratio(found["ratios"][name])]
+        rows.append((f"{metric.title}, {metric.unit}", *map(figure, medians), *ratios))
     lines += table(rows)
     for name in ("cpu", "power", "train.seconds_to_target"):
-        reason = document["a"]["missing"].get(name) or document["b"]["missing"].get(name)
+        reason = next((side["missing"][name] for side in sides.values() if name in side["missing"]), None)
         if reason:
             lines.append(f"{ALL[name].title} not measured: {reason}")
+    everyone = " and ".join(", ".join(sides).rsplit(", ", 1))
     if document.get("same_batches") is not None:
         same = "the same samples in the same order" if document["same_batches"] else "different samples, or in another order"
-        lines.append(f"A and B were trained on {same}")
+        lines.append(f"{everyone} were trained on {same}")
+    if document.get("same_stream") is not None:
+        lines.append(f"{everyone} served {'the same' if document['same_stream'] else 'different'} requests")
     lines += [*_limits(document, strict), ""]
-    for judged in (document, *document["also"]):
+    for other, judged in verdicts(document):
         verdict = judged["verdict"]
-        lines += _verdict(verdict)
+        said = _verdict(verdict)
+        lines += said if len(against) == 1 else [f"{other} against A: {said[0]}", *said[1:]]
         if verdict.get("gate"):
             by = f"by more than {document['tolerance_pct']:g} % in {ALL[judged['metric']].title}"
-            lines.append(f"  gate: {GATE[verdict['gate']].format(by=by)}")
+            lines.append(f"  gate: {GATE[verdict['gate']].format(by=by, other=other)}")
     if document["interrupted"]:
-        lines.append("interrupted: the verdict is on the pairs that finished")
+        lines.append(f"interrupted: the verdict is on the {pairs} that finished")
     if document["error"]:
-        lines.append("ended by an error: the verdict is on the pairs that finished")
+        lines.append(f"ended by an error: the verdict is on the {pairs} that finished")
     return "\n".join(lines)
 
 

@@ -17,6 +17,8 @@ from forebay.metrics import METRICS, Metric
 from forebay.wording import as_flag, as_key, reworded, said
 
 RECORD_BYTES_MAX = 256 << 20
+# Schema of a document that is no record of a run → the part of one that it becomes.
+PARTS = {"forebay.kvcache-replay/1": "replay", "forebay.kvcache-blocks/1": "blocks"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,9 @@ def _record_of(verb: str, python: str, code: int, out: bytes, err: bytes, whole:
         if len(out) > RECORD_BYTES_MAX:
             raise ValueError("longer than 256 MiB")
         record = json.loads(out)
+        if part := PARTS.get(record.get("schema")):
+            ran = record["path"] if part == "blocks" else "virtual time" if record["folder"] is None else "host"
+            record = {"path": {"ran": ran}, "result": {"interrupted": record["interrupted"]}, part: record}
         if not isinstance(record["result"], dict):
             raise ValueError("has no result")
         return record

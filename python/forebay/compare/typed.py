@@ -11,15 +11,24 @@ import click
 
 from forebay.compare.subject import run_elsewhere
 from forebay.errors import ForebayError, RequestError
-from forebay.metrics import OF_VERBS, Metric
+from forebay.metrics import OF_COMMANDS, Metric, command_with_figures
 
-# Flags that compare itself has use of, and verbs below a verb that measure no model.
-TAKEN = ("-o", "--out", "--json", "-q", "--quiet", "--seeds", "--logs")
+# Flags that compare itself has use of, and verbs below a verb that measure nothing.
+TAKEN = ("-o", "--out", "--json", "-q", "--quiet", "--seeds", "--logs", "--results", "--trace", "--dry-run", "--metrics", "--mpi")
 UNMEASURED = ("datagen", "check")
 # Flags of a run that doesn't count: the page cache is filled, and errors are met early. What else says how long it is goes.
-BRIEF = {"train": {"--seconds": "1", "--peak-seconds": "0.2"}, "infer": {"--seconds": "0.3"}}
+BRIEF = {
+    "train": {"--seconds": "1", "--peak-seconds": "0.2"},
+    "infer": {"--seconds": "0.3"},
+    # One user: what is under way when the window ends goes on.
+    "emulate kvcache": {"--duration": "1", "--users": "1"},
+    "emulate kvcache run": {"--requests": "1"},
+}
 LENGTHS = ("--short",)
-LONGER = {"train": "more samples a run", "infer": "more --seconds"}
+LONGER = {
+    "train": "more samples a run", "infer": "more --seconds", "emulate kvcache": "a longer --duration",
+    "emulate kvcache replay": "a longer trace", "emulate kvcache run": "more --requests",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,15 +43,19 @@ class Typed:
     job: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def command(self) -> str:
+        return command_with_figures(self.words) or self.words[0]
+
+    @property
     def metrics(self) -> Mapping[str, Metric]:
-        return OF_VERBS[self.words[0]]
+        return OF_COMMANDS[self.command]
 
     # A run of few I/Os, or none, is one, too: a mapping has none.
     has_ios = False
 
     @property
     def longer(self) -> str:
-        return LONGER[self.words[0]]
+        return LONGER[self.command]
 
     def same_as(self, other: Typed) -> bool:
         return self.words == other.words and self.python == other.python
@@ -56,8 +69,11 @@ class Typed:
         return self._run(self.words)
 
     def run_briefly(self, observe: Callable[[dict[str, Any]], None], seconds: float) -> dict[str, Any] | None:
-        """None: what it measured is no measure of the figures. A test of inference may be too short to be valid."""
-        brief = BRIEF[self.words[0]]
+        """None: what it measured is no measure of the figures. A test of inference may be too short to be valid; a trace has no
+        brief run."""
+        brief = BRIEF.get(self.command)
+        if brief is None:
+            return None
         words = [word for word in self.words if word not in LENGTHS]
         words += [word for flag, value in brief.items() if flag in self.flags for word in (flag, value)]
         self._run(words, whole=self.words[0] != "infer")
@@ -80,7 +96,7 @@ def _said(error: ForebayError) -> tuple[str, str]:
 
 
 def subjects(words: tuple[str, ...], texts: list[str], pythons: list[str | None]) -> list[Typed]:
-    """A and B. Raises RequestError for what can't be compared, before anything runs."""
+    """A, B and perhaps C. Raises RequestError for what can't be compared, before anything runs."""
     path, command = _command(words)
     flags = tuple(flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts))
     for word in words:
@@ -88,7 +104,7 @@ def subjects(words: tuple[str, ...], texts: list[str], pythons: list[str | None]
             reported = f"{word}: each run's record goes to compare, which repeats the runs itself"
             raise RequestError(f"-- {' '.join(words)}", reported, f"no {word} there; before the --, -o and --json are compare's")
     made = []
-    for name, text, python in zip("AB", texts, pythons, strict=True):
+    for name, text, python in zip("ABC", texts, pythons, strict=False):
         own = _flags_of(text, command, path)
         made.append(Typed(name, text.strip(), (*words, *own), flags, python, {"command": [*words, *own]}))
     return made
@@ -98,22 +114,29 @@ def _command(words: tuple[str, ...]) -> tuple[str, click.Command]:
     """The verb that the words begin with. `train` alone is none: it has models."""
     from forebay.cli import forebay
 
-    known = [verb for verb in OF_VERBS if verb in forebay.list_commands(click.Context(forebay))]
     asked = f"-- {' '.join(words)}"
     group: click.Command = forebay
-    depth = 0
+    path: tuple[str, ...] = ()
     for word in words:
-        if not isinstance(group, click.Group):
+        if not isinstance(group, click.Group) or (group.invoke_without_command and word.startswith("-")):
             break
-        context = click.Context(group)
-        allowed = known if depth == 0 else [name for name in group.list_commands(context) if name not in UNMEASURED]
+        allowed = _measured(group, path)
         if word not in allowed:
             raise RequestError(asked, f"{word} measures nothing that is compared", f"one of {', '.join(allowed)}")
-        group, depth = group.get_command(context, word) or group, depth + 1
-    if isinstance(group, click.Group):
-        allowed = [name for name in group.list_commands(click.Context(group)) if name not in UNMEASURED]
-        raise RequestError(asked, "names no model", f"-- {words[0]} {allowed[0]}")
-    return " ".join(words[:depth]), group
+        group, path = group.get_command(click.Context(group), word) or group, (*path, word)
+    if isinstance(group, click.Group) and not group.invoke_without_command:
+        found = "names no model" if command_with_figures(path) else "measures nothing by itself"
+        raise RequestError(asked, found, f"-- {' '.join(path)} {_measured(group, path)[0]}")
+    return " ".join(path), group
+
+
+def _measured(group: click.Group, path: tuple[str, ...]) -> list[str]:
+    """The verbs of a group whose records have figures of their own, or that lead to such."""
+    below = [(*path, name) for name in group.list_commands(click.Context(group)) if name not in UNMEASURED]
+    return [
+        words[-1] for words in below
+        if command_with_figures(words) or any(name.startswith(f"{' '.join(words)} ") for name in OF_COMMANDS)
+    ]  # fmt: skip
 
 
 def _flags_of(text: str, command: click.Command, path: str) -> list[str]:

@@ -26,10 +26,11 @@ class Verdict:
 
 
 def judge(
-    ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, Any] | None = None, longer: str | None = None
-) -> Verdict:
-    """The verdict on A ÷ B. `asked_pct`: the half-width that was asked for, in per cent. `longer`: what makes runs of a
-    command longer, which has no flags of a job."""
+    ratio: Interval, metric: Metric, asked_pct: float, noise: dict[str, Any] | None = None, longer: str | None = None,
+    other: str = "B",
+) -> Verdict:  # fmt: skip
+    """The verdict on A ÷ B, or ÷ another side. `asked_pct`: the half-width that was asked for, in per cent. `longer`: what makes
+    runs of a command longer, which has no flags of a job."""
     if ratio.low is None or ratio.high is None:
         return Verdict(
             "none",
@@ -38,7 +39,7 @@ def judge(
         )
     wide = (ratio.half_width_pct or 0.0) > asked_pct
     if ratio.low > 1 or ratio.high < 1:
-        text = _difference(ratio, metric)
+        text = _difference(ratio, metric, other)
         bound = max(abs(ratio.low - 1), abs(ratio.high - 1)) * 100
         if bound < asked_pct:
             text += f" (a real difference, but below {asked_pct:g} %)"
@@ -55,14 +56,14 @@ def judge(
     if bound < BOUND_MAX_PCT:
         text = f"no difference above {_at_least(bound)} % in {metric.title}; too noisy to rule out {asked_pct:g} %"
     else:
-        text = f"too noisy: A is {span(ratio.low, ratio.high)} × B in {metric.title}, too wide for a verdict"
+        text = f"too noisy: A is {span(ratio.low, ratio.high)} × {other} in {metric.title}, too wide for a verdict"
     return Verdict("too_noisy", text, quieter(ratio, asked_pct, noise, longer))
 
 
-def _difference(ratio: Interval, metric: Metric) -> str:
+def _difference(ratio: Interval, metric: Metric, other: str) -> str:
     """In the direction of the table: A ÷ B, above 1 or below."""
     assert ratio.low is not None and ratio.high is not None
-    return metric.sentence.format(x="A", y="B", r=span(ratio.low, ratio.high))
+    return metric.sentence.format(x="A", y=other, r=span(ratio.low, ratio.high))
 
 
 def span(low: float, high: float) -> str:

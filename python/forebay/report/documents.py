@@ -40,6 +40,23 @@ METRICS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "infer.latency_p99": ("p99 latency", "ms", numbers.significant),
     "infer.load_s": ("Time to load", "", numbers.seconds),
     "infer.coldstart_s": ("Cold start", "", numbers.seconds),
+    "kvcache.read_rate": ("Reads in the window", "GiB/s", numbers.rate),
+    "kvcache.write_rate": ("Writes in the window", "GiB/s", numbers.rate),
+    **{
+        f"kvcache.{way}_{p}": (f"{p} of an entry's {way}", "ms", numbers.significant)
+        for way in ("read", "write") for p in ("p50", "p95", "p99")
+    },
+    "kvcache.tokens_per_s": ("Storage tokens", "1/s", numbers.short),
+    **{
+        f"replay.{name}_{p}": (f"{p} of {title}", "", numbers.seconds)
+        for name, title in (("load", "loads"), ("ttft", "TTFT")) for p in ("p50", "p95", "p99", "mean")
+    },
+    "replay.cpu": ("CPU", "CPU-s/GiB", numbers.significant),
+    "blocks.load_rate": ("Loads into pages", "GiB/s", numbers.rate),
+    "blocks.store_rate": ("Stores from pages", "GiB/s", numbers.rate),
+    "blocks.load_cpu": ("CPU of loads", "CPU-s/GiB", numbers.significant),
+    "blocks.ttft_p95": ("p95 of TTFT", "", numbers.seconds),
+    "blocks.exposed_p95": ("p95 of what isn't hidden", "", numbers.seconds),
 }
 METRICS |= {
     f"{way}.{name}": (f"{way.capitalize()}s: {title[0].lower() + title[1:] if title[0] != 'I' else title}", unit, show)
@@ -68,8 +85,9 @@ def comparison(document: dict[str, Any], number: int, notes: Notes) -> Section:
     ident = f"compare-{number}"
     finding, next = _verdict(document)
     facts = []
-    for side in ("a", "b"):
-        facts.append((side.upper(), _side(document.get(side))))
+    for side in ("a", "b", "c"):
+        if side in document or side != "c":
+            facts.append((side.upper(), _side(document.get(side))))
     if isinstance(document.get("method"), str):
         facts.append(("Method", document["method"]))
     asked = finite(document.get("until_ci_pct"))
@@ -80,6 +98,9 @@ def comparison(document: dict[str, Any], number: int, notes: Notes) -> Section:
     error = document.get("error")
     if isinstance(error, dict):
         facts.append(("Note", f"ended by an error: {error.get('asked')}: {error.get('found')}"))
+    for name, other in _against(document):
+        judgements = [other, *(each for each in other.get("also") or () if isinstance(each, dict))]
+        facts += [(f"{name} against A", _verdict(each)[0]) for each in judgements]
     tables = [_ratios(document, ident, notes), _points(document, ident, notes)]
     also = [each for each in document.get("also") or () if isinstance(each, dict)]
     for judged in also:
@@ -123,22 +144,26 @@ def _ratios(document: dict[str, Any], ident: str, notes: Notes) -> Table | None:
     ratios = document.get("ratios")
     if not isinstance(ratios, dict) or not ratios:
         return None
+    further = {side: found.get("ratios") for side, found in _against(document)}
+    others = {"B": ratios, **{side: found for side, found in further.items() if isinstance(found, dict)}}
     rows = []
     for name, ratio in ratios.items():
         title, unit, show = METRICS.get(name, (str(name), "", numbers.significant))
-        cells = [text(title, unit), *[_median(document.get(side), name, show, notes) for side in ("a", "b")]]
-        cells.append(_ratio(ratio, notes))
+        cells = [text(title, unit), *[_median(document.get(side.lower()), name, show, notes) for side in ("A", *others)]]
+        cells += [_ratio(found.get(name), notes) for found in others.values()]
         pairs = finite(ratio.get("pairs")) if isinstance(ratio, dict) else None
         rows.append([*cells, Cell(f"{pairs:.0f}" if pairs is not None else numbers.DASH)])
-    foot = "A and B ran in turn, which cancels drift of the machine. Under each ratio: its 95 % interval."
-    return Table(
-        f"{ident}-ratios",
-        "A against B",
-        [],
-        ["Figure", "A, median", "B, median", "A ÷ B", "Pairs"],
-        rows,
-        foot,
-    )
+    everyone = " and ".join(", ".join(("A", *others)).rsplit(", ", 1))
+    foot = f"{everyone} ran in turn, which cancels drift of the machine. Under each ratio: its 95 % interval."
+    columns = ["Figure", *(f"{side}, median" for side in ("A", *others)), *(f"A ÷ {side}" for side in others), "Pairs"]
+    return Table(f"{ident}-ratios", f"A against {' and '.join(others)}", [], columns, rows, foot)
+
+
+def _against(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The sides beyond B that A was compared with, and what was found."""
+    against = document.get("against")
+    found = [each for each in against if isinstance(each, dict)] if isinstance(against, list) else []
+    return [(each["side"], each) for each in found if isinstance(each.get("side"), str)]
 
 
 def _median(side: Any, name: str, show: Any, notes: Notes) -> Cell:
