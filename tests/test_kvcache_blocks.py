@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,23 @@ def test_what_was_measured_before_a_stop_is_told(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.promise("KVC-48")
-def test_another_run_in_the_folder_is_refused_and_what_a_killed_one_left_is_named(tmp_path: Path) -> None:
+def test_another_run_in_the_folder_is_refused_and_what_a_killed_one_left_is_named(tmp_path: Path, capsys: Any) -> None:
     name = str(tmp_path / "forebay-kv-0123456789abcdef.kv")
     with kv.create(name, layers=1, page_bytes=4096, block_pages=1, blocks=1):
         with pytest.raises(MachineError, match="another run keeps its blocks there"):
             blocks.measure(blocks.Asked(options(tmp_path)), Interrupt())
+        # Nor does `emulate kvcache` begin beside it.
+        code, _, err = typed(capsys, "emulate", "kvcache", "--dir", tmp_path, "--users", "1", "--duration", "0.1")
+        assert code == 3 and "another run keeps its cache there" in err
     found = blocks.measure(blocks.Asked(options(tmp_path)), Interrupt())
     assert found["left"] == [name] and any(name in line for line in blocks.lines(found))
     assert [str(each) for each in tmp_path.iterdir()] == [name]
+    own = tmp_path / "forebay-kv-fedcba9876543210"
+    own.mkdir()
+    with open(own / ".forebay.json", "w") as manifest:
+        fcntl.flock(manifest, fcntl.LOCK_EX)
+        with pytest.raises(MachineError, match="another run keeps its blocks there, in forebay-kv-fedcba9876543210"):
+            blocks.measure(blocks.Asked(options(tmp_path)), Interrupt())
 
 
 @pytest.mark.promise("KVC-48")

@@ -84,17 +84,19 @@ impl Folder {
     /// Another run of this command in the same folder is refused: each would measure the other.
     fn look_for_others(&mut self) -> Result<(), Error> {
         let Ok(all) = std::fs::read_dir(&self.dir) else { return Ok(()) };
+        let asked = || format!("--dir {}", self.spec.dir);
+        let another = || Error::machine(asked(), "another run keeps its cache there", "another --dir");
         for at in all.filter_map(Result::ok).map(|entry| entry.path()) {
             let is_ours = at.file_name().is_some_and(|n| n.to_string_lossy().starts_with(PREFIX));
+            if is_ours && is_held_store(&at) {
+                return Err(another());
+            }
             if !is_ours || !at.join(".forebay.json").is_file() {
                 continue;
             }
             match HeldManifest::shared(&at) {
                 // Ranks of one run under MPI share the folder on purpose.
-                Err(e) if e.kind == Kind::Machine && self.spec.hosts == 1 => {
-                    let asked = format!("--dir {}", self.spec.dir);
-                    return Err(Error::machine(asked, "another run keeps its cache there", "another --dir"));
-                }
+                Err(e) if e.kind == Kind::Machine && self.spec.hosts == 1 => return Err(another()),
                 Err(_) => {}
                 Ok(_) => self.left.push(at),
             }
@@ -222,6 +224,14 @@ impl Folder {
             let _ = std::fs::remove_dir(&self.dir);
         }
     }
+}
+
+/// Whether a store of `emulate kvcache run` is there, and in use: it holds a lock on its file.
+fn is_held_store(at: &Path) -> bool {
+    let is_store = at.extension().is_some_and(|e| e == "kv") && at.is_file();
+    let open = || std::fs::File::open(at).ok();
+    let held = |file| rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared);
+    is_store && open().map(held) == Some(Err(rustix::io::Errno::WOULDBLOCK))
 }
 
 /// Makes a folder that isn't there; true if it wasn't.

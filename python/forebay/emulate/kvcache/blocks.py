@@ -76,7 +76,8 @@ class Asked:
         self.folder = Path(options["folder"])
         if not self.folder.is_dir():
             if ":" in options["folder"]:
-                raise RequestError(f"--dir {self.folder}", "is no folder: blocks go to memory from a file system", "--dir DIR")
+                found = "is no folder: blocks go to memory from a file system"
+                raise RequestError(f"--dir {options['folder']}", found, "--dir DIR")
             raise RequestError(f"--dir {self.folder}", "is no folder that is there", f"mkdir -p {self.folder}")
         self.model, self.path = options["model"], options["path"]
         self.layers, self.tokens, self.requests, self.ahead = (
@@ -186,18 +187,19 @@ def kept(asked: Asked, sums: Sums) -> Iterator[kv.Store]:
 
 
 def others(folder: Path) -> list[str]:
-    """Stores that runs left which were killed. MachineError where a run has its own."""
+    """Stores that runs left which were killed. MachineError where a run has its own, or entries of `emulate kvcache`."""
     left = []
-    for name in sorted(folder.glob("forebay-kv-*.kv")):
+    for name in sorted((*folder.glob("forebay-kv-*.kv"), *folder.glob("forebay-kv-*/.forebay.json"))):
+        own = name if name.suffix == ".kv" else name.parent
         try:
             with open(name, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            found = f"another run keeps its blocks there, in {name.name}"
+            found = f"another run keeps its blocks there, in {own.name}"
             raise MachineError(f"--dir {folder}", found, "another --dir") from None
         except OSError:  # gone, or not to be read by us
             continue
-        left.append(str(name))
+        left.append(str(own))
     return left
 
 
@@ -313,7 +315,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"TTFT      {replay._spread(found['ttft_s'])} · {significant(found['layer_s'])} s of calculation a layer",
         f"exposed   {replay._spread(found['exposed_s'])}",
         f"verified  {bytes_(found['verified_bytes'])}" if found["verified_bytes"] else "verified  nothing: --verify",
-        *(f"left      {name}, by a run that was killed: rm {name}" for name in found["left"]),
+        *(f"left      {name}, by a run that was killed: rm -r {name}" for name in found["left"]),
     ]
 
 
