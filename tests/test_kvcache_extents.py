@@ -92,7 +92,7 @@ def test_a_source_that_is_full_evicts_and_goes_on_and_a_trace_is_replayed_on_one
     part = run(capsys, file, *more, "--verify")["kvcache"]
     assert part["entries"]["evicted"] + part["entries"]["given_up"] > 0 and part["entries"]["lost"] == 0
     trace = mooncake(tmp_path / "t", *((at / 20, ids) for at, ids in drawn(9, 16)))
-    where = {"folder": str(file), "storage_tier": str(20 * 512 * 32), "overwrite": str(file)}
+    where = {"folder": str(file), "storage_tier": str(20 * 512 * 32), "overwrite": [str(file)]}
     found = replay.replayed(trace, replay.Asked(options(model=TINY_MODEL, verify=True, **where)))
     # No more than the log has records for, however late this machine removes what is evicted.
     assert found["write_bytes"] <= 64 * 512 * 32 and found["blocks"]["evicted"] > 5
@@ -104,10 +104,17 @@ def test_nothing_of_anybody_is_overwritten_unasked(capsys: Any, tmp_path: Path) 
     file = tmp_path / "f"
     file.write_bytes(os.urandom(4 * MIB))
     before = file.read_bytes()
+    pair = [tmp_path / name for name in "ab"]
+    for each in pair:
+        each.write_bytes(bytes(32 * MIB))
+    stripe = "stripe:?chunk=64k&" + "&".join(f"m={each}" for each in pair)
     for where, flags, said in (
         (file, (), "didn't create"),
         (file, ("--io-size", "1m", "--overwrite", str(file), "--cache", "drop", "--dry-run"), None),
         (f"stripe:?chunk=64k&m={file}&m={tmp_path / 'none'}", (), "didn't create"),
+        (stripe, ("--overwrite", str(pair[0]), "--dry-run"), "didn't create"),
+        (stripe, ("--overwrite", f"{pair[0]},{pair[1]}", "--dry-run"), None),
+        (stripe, ("--overwrite", str(pair[0]), "--overwrite", str(pair[1]), "--dry-run"), None),
     ):
         code, _, err = typed(capsys, "emulate", "kvcache", "--dir", where, *FEW, *flags)
         assert code == (0 if said is None else 2) and (said or "") in err, err

@@ -57,8 +57,14 @@ SEARCH_STEPS = 14
 @click.option("--blocks", metavar="SIZE", help="Bytes per I/O: 64k, 2m, 32m. Default: 1m.")
 @click.option("--depth", metavar="N", help="I/Os in flight per worker. Default: 32, and at most 32 MiB of them.")
 @click.option("--workers", metavar="N", help="Threads that move blocks. Default: one per CPU, at most 4.")
-@click.option("--overwrite", metavar="FILE", help="Keep blocks in this file, which Forebay didn't create, in place of a folder.")
-@click.option("--overwrite-device", metavar="DEVICE", help="Keep blocks on this device or namespace, over all that it holds.")
+@click.option(
+    "--overwrite", multiple=True, metavar="FILE",
+    help="Keep blocks in this file, which Forebay didn't create, in place of a folder.",
+)
+@click.option(
+    "--overwrite-device", multiple=True, metavar="DEVICE",
+    help="Keep blocks on this device or namespace, over all that it holds.",
+)
 @click.option("--verify", is_flag=True, help="Compare every byte that is read with what was written. For a folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(trace: str, as_json: bool, **options: Any) -> int:
@@ -127,8 +133,8 @@ class Asked:
             # As many as the memory of the default takes.
             made["depth"] = max(2, min(made["depth"], IN_FLIGHT_BYTES // max(1, made["io_bytes"])))
         for key, field in (("overwrite", "overwrite"), ("overwrite_device", "overwrite_devices")):
-            if options[key] is not None:
-                made[field] = flags._list(options[key], f"--{key}")
+            if options[key]:
+                made[field] = verb.named(options[key])
         for key in ("depth", "workers"):
             if options[key] is not None:
                 made[key] = flags._integer(options[key], f"--{key}")

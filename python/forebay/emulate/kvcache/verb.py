@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,9 @@ def spec_of(options: dict[str, Any], traces: bool = False) -> Spec:
     asked = flags.request_from_flags("kvcache", options)
     if "dir" not in asked:
         raise RequestError("--dir", "no folder was given", "--dir DIR, or --dir model:d7-ps1010")
+    for key in ("overwrite", "overwrite_devices"):
+        if key in asked:
+            asked[key] = named(asked[key])
     number = asked.get("option", 1)
     closed = option_of(number)
     spec = closed | asked | {"trace": traces}
@@ -133,6 +136,11 @@ def spec_of(options: dict[str, Any], traces: bool = False) -> Spec:
                 reported = f"option {number} of the closed division fixes {closed[key]}"
                 raise RequestError(f"--closed {flag} {spec[key]}", reported, f"without {flag}, or without --closed")
     return spec
+
+
+def named(texts: Sequence[str]) -> list[str]:
+    """What may be overwritten: a flag for each, or several in one, with commas."""
+    return [name for text in texts for name in text.split(",") if name]
 
 
 def option_of(number: int) -> Spec:
