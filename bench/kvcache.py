@@ -53,12 +53,16 @@ def ours(folder: Path, phase: str, users: int, seconds: float, name: str = "fore
     return Contender(name, measure, ["forebay", *base[1:]])
 
 
-def fio(folder: Path, way: str) -> Contender:
-    """fio's sequential I/O on four files of 2 GiB in one job."""
+def fio_program() -> str:
     program = shutil.which(os.environ.get("FIO", "fio"))
     if program is None:
         raise Unavailable("fio isn't installed; try: apt install fio (FIO names it where it isn't on PATH)")
-    base = [program, "--name=peer", f"--directory={folder}", f"--rw={way}", "--bs=1m", "--size=8g", "--nrfiles=4"]
+    return program
+
+
+def fio(folder: Path, way: str) -> Contender:
+    """fio's sequential I/O on four files of 2 GiB in one job."""
+    base = [fio_program(), "--name=peer", f"--directory={folder}", f"--rw={way}", "--bs=1m", "--size=8g", "--nrfiles=4"]
     base += ["--iodepth=32", "--direct=1", "--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1", "--time_based"]
     base += ["--file_service_type=roundrobin", "--fallocate=native", "--thread", "--output-format=json"]
 
@@ -78,8 +82,7 @@ def fio(folder: Path, way: str) -> Contender:
 
 def laid_out(folder: Path) -> None:
     """fio's files, written once, so that what it reads is there."""
-    program = shutil.which(os.environ.get("FIO", "fio")) or "fio"
-    words = [program, "--name=peer", f"--directory={folder}", "--rw=write", "--bs=1m"]
+    words = [fio_program(), "--name=peer", f"--directory={folder}", "--rw=write", "--bs=1m"]
     words += ["--size=8g", "--nrfiles=4", "--iodepth=32", "--direct=1", "--ioengine=io_uring", "--end_fsync=1"]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 

@@ -385,7 +385,8 @@ def say(text: str) -> None:
 
 
 def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[], Cell]]) -> int:
-    """Measures each cell and publishes; 0 if every bound holds, else 1. A cell is built (its depths found) when due.
+    """Measures each cell and publishes; 0 if every bound holds, else 1. A cell is built (its depths found) when due; 3 where this
+    machine lacks what it is built with.
 
     After each cell everything until then is saved, so that an interrupted run keeps what it measured.
     """
@@ -393,7 +394,11 @@ def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[]
     found: list[dict[str, Any]] = []
     text = ""
     for build in cells:
-        cell = build()
+        try:
+            cell = build()
+        except Unavailable as reason:
+            say(str(reason))
+            return 3
         figures, noise = interleave(cell, options.rounds, options.seconds, say)
         settled = [judge(b, cell, figures) for b in cell.bounds]
         done.append((cell, figures, settled))

@@ -33,6 +33,14 @@ def contender(name: str, *runs: Figure, order: list[str] | None = None) -> Conte
     return Contender(name, measure, [name])
 
 
+def test_a_cell_that_cannot_be_built_here_is_refused_with_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    def build() -> Cell:
+        raise side_by_side.Unavailable("fio isn't installed; try: apt install fio")
+
+    assert side_by_side.compare("t", argparse.Namespace(), [build]) == 3
+    assert capsys.readouterr().err == "fio isn't installed; try: apt install fio\n"
+
+
 def test_rounds_go_forwards_then_backwards() -> None:
     order: list[str] = []
     both = [contender(n, *[figure(1)] * 4, order=order) for n in "AB"]
