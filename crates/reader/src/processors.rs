@@ -8,8 +8,9 @@ use std::sync::OnceLock;
 pub(super) const WORKERS_MAX: usize = 8;
 pub(super) const ALL_MAX: usize = 64;
 
-/// Of copies to pages of a GPU, which a launch fetches from their slots, as few carry as much as eight do, for a twentieth less of
-/// the processors' time (`bench/kv_blocks.py --gpu`).
+/// Of copies to pages of a GPU, which a launch fetches from their slots, as few carried as much as eight on an H200's host, for a
+/// twentieth less of the processors' time; no command compares these two. `bench/kv_blocks.py --gpu --only bounce` sets what seven
+/// take beside `bench/pinned_floor.c`, copies alone by six, seven and eight threads.
 pub(super) const TO_PAGES_MAX: usize = 7;
 
 /// As many copy rows from the page cache to host memory at nearly one's processor time a byte, and at three times its rate:
