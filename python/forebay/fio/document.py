@@ -106,6 +106,9 @@ class Entry:
     group: int
     options: dict[str, str]
     asked: Asked
+    description: str = ""
+    # The rule of a steady state, as typed; empty where none ends the run.
+    steady: str = ""
     records: list[dict[str, Any]] = field(default_factory=list)
     error: int = 0
     elapsed_s: float = 0.0
@@ -159,6 +162,37 @@ def _job(entry: Entry) -> dict[str, Any]:
         "iodepth_level": _levels(depth), "iodepth_submit": _batches(), "iodepth_complete": _batches(),
         **_latencies(both.bins),
         "latency_depth": depth, "latency_target": 0, "latency_percentile": 100.0, "latency_window": 0,
+        **({"desc": entry.description} if entry.description else {}),
+        **({"steadystate": _steady(entry.steady, entry.records)} if entry.steady and entry.records else {}),
+    }  # fmt: skip
+
+
+def _steady(rule: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How steady the last points were that the rule (`iops:10%`) looks at."""
+    name, _, limit = rule.partition(":")
+    # The rule of the record is `iops=10,window=30,skip=0`.
+    window_s = float(dict(part.split("=") for part in records[-1]["job"]["steady"].split(","))["window"])
+    points = [p for p in records[-1]["result"].get("series") or [] if not p.get("warmup")]
+    last = points[-max(round(1000 * window_s / records[-1]["job"]["interval_ms"]), 1):]
+    figures = {
+        "bw": [p["gib_s"] * GIB for p in last], "iops": [p["iops"] for p in last],
+        "lat": [1e3 * (p.get("latency_us_mean") or 0.0) for p in last],
+    }  # fmt: skip
+    values = figures[name.removesuffix("_slope")]
+    middle, mean = (len(values) - 1) / 2, sum(values) / len(values) if values else 0.0
+    along = sum((n - middle) ** 2 for n in range(len(values)))
+    slope = sum((n - middle) * (value - mean) for n, value in enumerate(values)) / along if along else 0.0
+    off = max((abs(value - mean) for value in values), default=0.0)
+    by_slope = name.endswith("_slope")
+    return {
+        "ss": f"{name}:{float(limit.rstrip('%')):f}%", "duration": round(window_s),
+        "attained": int(any(record["result"].get("steady_after_s") is not None for record in records)),
+        "criterion": f"{100 * (slope if by_slope else off) / mean if mean else 0.0:f}%",
+        "max_deviation": 0.0 if by_slope else round(off, 6), "slope": round(slope, 6) if by_slope else 0.0,
+        "data": {
+            **{f"{key}_mean": round(sum(figures[key]) / max(len(last), 1)) for key in ("bw", "iops")},
+            "iops": [round(value) for value in figures["iops"]], "bw": [round(value) for value in figures["bw"]],
+        },
     }  # fmt: skip
 
 

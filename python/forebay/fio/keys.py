@@ -27,6 +27,12 @@ ALIASES = {
     "steadystate_check_interval": "ss_interval",
 }
 
+# What fio's document calls a setting that it takes by two names, where that isn't the name above.
+SHOWN = {
+    "ss": "steadystate", "ss_dur": "steadystate_duration", "ss_ramp": "steadystate_ramp_time",
+    "ss_interval": "steadystate_check_interval",
+}  # fmt: skip
+
 # Done: key → what it becomes. docs/fio.md says the details.
 DONE = {
     "name": "--file-name",

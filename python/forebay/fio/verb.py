@@ -68,6 +68,7 @@ class _Command:
         sections = line.read()
         self.sections = [_without_output(section) for section in sections]
         self.settings, self.shared = _settings(sections)
+        self.typed = [_shown(section) for section in sections]
         self.jobs = fio.of_sections(self.sections, line.name, own["fio_lenient"])
         _refuse_unsized(self.jobs)
         if line.readonly:
@@ -167,12 +168,12 @@ class _Command:
         grouped = _is_on(settings, "group_reporting")
         if last is not None and job.name.endswith(CHECK):
             return last
-        own = dict(self.sections[job.section].settings)
-        options = {key: value for key, value in own.items() if key not in command_line.SWITCHES}
+        options = dict(self.typed[job.section])
         if last is not None and grouped and last.group == job.group:
             last.options = options  # as fio has it: the first one's name, the last one's settings
             return last
-        self.entries.append(document.Entry(job.name, job.group, options, asked))
+        about = {"description": settings.get("description", ""), "steady": settings.get("ss", "")}
+        self.entries.append(document.Entry(job.name, job.group, options, asked, **about))
         return self.entries[-1]
 
     def _show(self) -> None:
@@ -245,9 +246,19 @@ def _settings(sections: Sequence[Section]) -> tuple[list[dict[str, str]], dict[s
         own = {keys.ALIASES.get(key, key): expanded(section.name, key, value) for key, value in section.settings}
         if section.name == "global":
             shared |= own
-            typed |= {key: value for key, value in section.settings if key not in command_line.SWITCHES}
+            typed |= _shown(section)
         found.append({**shared, **own})
     return found, typed
+
+
+def _shown(section: Section) -> dict[str, str]:
+    """A section's settings by the names that fio's document has for them: no switches, and logs only with a name of their own."""
+    found = {}
+    for key, value in section.settings:
+        if key not in command_line.SWITCHES or (key in logs.KINDS and value not in ("", "1")):
+            key = keys.ALIASES.get(key, key)
+            found[keys.SHOWN.get(key, key)] = value
+    return found
 
 
 def _is_on(settings: Mapping[str, str], key: str) -> bool:
