@@ -317,7 +317,9 @@ def test_a_span_never_rounds_a_difference_away() -> None:
 def test_noise_is_blamed_where_the_guard_saw_it() -> None:
     noisy = {"steal_pct": 12.0, "others_cores_busy": 1.4, "throttled": 3}
     said = judge(Interval(1.0, 0.8, 1.25, 8), LATENCY, 2.0, noisy).next
-    assert "12 %" in said and "1.4 cores" in said and "throttled" in said
+    assert "12 %" in said and "1.4 cores" in said and "throttled" in said and "--until-ci 23%" in said
+    # No percentage that would be refused is advised.
+    assert "--until-ci" not in judge(Interval(1.0, 0.02, 24, 3), LATENCY, 2.0, noisy).next
 
 
 # Two files ---------------------------------------------------------------------------------------------

@@ -287,6 +287,14 @@ def test_a_job_file_is_no_data_and_the_verb_that_runs_it_is_named(tmp_path: Path
     job.write_text("; nightly\n[global]\nrw=randwrite\nbs=4k\nsize=1m\n\n[a]\nfilename=x.bin\n")
     code, _, err = typed(capsys, "bench", job, "--op", "randwrite", "--duration", "1")
     assert code == 2 and "is a job file of fio's" in err and f"forebay bench --fio {job}" in err
+    others = ["tune", "validate", "compare --a depth=1 --b depth=2", "compare --a depth=1 --b source=JOB /dev/null",
+              "sweep --vary depth=1:2 -o"]  # fmt: skip
+    for words in others:
+        line = [str(job) if word == "JOB" else word for word in words.replace("=JOB", f"={job}").split()]
+        more = [tmp_path / "s.jsonl", job] if line[-1] == "-o" else [job]
+        code, _, err = typed(capsys, *line, *more)
+        assert code == 2 and "is a job file of fio's" in err, words
+    assert not (tmp_path / "s.jsonl").exists()
     assert typed(capsys, "fio", job, "--parse-only")[0] == 0 and job.read_text().startswith("; nightly")
     (tmp_path / "data.bin").write_bytes(b"[0, 1]\n" + bytes(5000))
     assert "job file" not in typed(capsys, "bench", tmp_path / "data.bin", "--dry-run")[2]

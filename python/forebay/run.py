@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +16,8 @@ from forebay.uri import parsed
 Job = dict[str, Any]
 Record = dict[str, Any]
 Progress = dict[str, Any]
+# No job file of fio's is larger.
+JOB_FILE_BYTES_MAX = 1 << 20
 
 
 def run(job: Job, *, observer: Callable[[Progress], None] | None = None, command: list[str] | None = None) -> Record:
@@ -40,8 +43,24 @@ def plan(job: Job) -> dict[str, Any]:
     return json.loads(_core.plan(json.dumps(job)))
 
 
+def refuse_job_file(source: str) -> None:
+    """RequestError for a job file of fio's in the place of data."""
+    try:
+        if not os.path.isfile(source) or os.path.getsize(source) > JOB_FILE_BYTES_MAX:
+            return
+        with open(source, "rb") as file:
+            lines = [line.strip() for line in file.read().splitlines()]
+    except (OSError, ValueError):  # whoever opens it says why
+        return
+    first = next((line for line in lines if line and line[:1] not in (b";", b"#")), b"")
+    if first.startswith(b"[") and first.endswith(b"]") and any(b"=" in line for line in lines):
+        said = f"is a job file of fio's, of {os.path.getsize(source)} bytes, and no data"
+        raise RequestError(f"SOURCE {source}", said, f"forebay bench --fio {source}")
+
+
 def readable(source: str) -> None:
     """Raises RequestError for a file that no job could read; folders, and what isn't a path, aren't looked into."""
+    refuse_job_file(source)
     path = parsed(source).path
     if path is not None and not path.is_dir():
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from forebay import environment
@@ -13,6 +13,7 @@ from forebay.units import GIB, format_bytes
 
 BARS = "▁▂▃▄▅▆▇█"
 LABEL = 10
+ABOUT_DATA = ("cached", "cold_and_warm", "small_data", "small_ios", "small_pages")
 
 
 def text(record: dict[str, Any], width: int = 100) -> str:
@@ -370,6 +371,15 @@ def host(found: dict[str, Any]) -> str:
     if found.get("failure"):
         parts.append(f"failed: {found['failure']}")
     return " · ".join(parts)
+
+
+def about_data(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The warnings of several runs, each kind once, that say what was read: memory, tiny files, or what needs no drive."""
+    found: dict[str, dict[str, Any]] = {}
+    for warning in (each for record in records for each in record.get("warnings") or []):
+        if warning.get("id") in ABOUT_DATA:
+            found.setdefault(warning["id"], warning)
+    return list(found.values())
 
 
 def warnings(found: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:

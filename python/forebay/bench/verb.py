@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forebay import run as engine
 from forebay.bench import listen
 from forebay.bench.interrupt import Interrupt
 from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError, RunError
@@ -19,9 +19,6 @@ from forebay.flags import job_from_flags, job_options
 
 if TYPE_CHECKING:
     from forebay.fio.job import FioJob
-
-# No job file of fio's is larger.
-JOB_FILE_BYTES_MAX = 1 << 20
 
 EXAMPLES = """\b
 Examples:
@@ -136,7 +133,7 @@ def tasks_of(
                 "forebay bench FILE, a directory, stripe:…, nil: or model:NAME",
             )
         for source in sources:
-            _refuse_job_file(source)
+            engine.refuse_job_file(source)
         return [Task(job_from_flags(sources, options))]
     from forebay.fio import jobs
 
@@ -156,21 +153,6 @@ def tasks_of_jobs(found: Sequence[FioJob], where: str, over: dict[str, Any]) -> 
         Task({**job.job, **over}, job.name, job.warnings(), job.waits, job.delay_s, job.follows, job.group, job.ends)
         for job in found
     ]
-
-
-def _refuse_job_file(source: str) -> None:
-    """RequestError for a job file of fio's in the place of data: --fio was forgotten."""
-    try:
-        if not os.path.isfile(source) or os.path.getsize(source) > JOB_FILE_BYTES_MAX:
-            return
-        with open(source, "rb") as file:
-            lines = [line.strip() for line in file.read().splitlines()]
-    except (OSError, ValueError):  # whoever opens it says why
-        return
-    first = next((line for line in lines if line and line[:1] not in (b";", b"#")), b"")
-    if first.startswith(b"[") and first.endswith(b"]") and any(b"=" in line for line in lines):
-        said = f"is a job file of fio's, of {os.path.getsize(source)} bytes, and no data"
-        raise RequestError(f"SOURCE {source}", said, f"forebay bench --fio {source}")
 
 
 def run_all(tasks: list[Task], own: dict[str, Any], world: Any) -> int:
@@ -245,7 +227,6 @@ def measure_group(group: list[Task], own: dict[str, Any], interrupt: Interrupt, 
 
 def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = None) -> Outcome:
     """Runs one task under the observer that fits the terminal. Errors become part of the outcome."""
-    from forebay import run as engine
 
     watch = observer(task, own, world)
     listens = own["endpoint"]
@@ -282,7 +263,6 @@ def measure(task: Task, own: dict[str, Any], interrupt: Interrupt, world: Any = 
 
 def _with_defaults(job: dict[str, Any]) -> dict[str, Any]:
     """With its defaults; what is wrong with it the run will say."""
-    from forebay import run as engine
 
     try:
         return engine.check(job)

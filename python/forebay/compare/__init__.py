@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from forebay import own_files
+from forebay import run as engine
 from forebay.bench import listen, save
 from forebay.compare.bounds import parse as parse_bound
 from forebay.compare.ci import JUnit, github
@@ -183,6 +185,8 @@ def _subject(
         raise RequestError(
             "SOURCE", f"{name} has none", "forebay compare --a … --b … FILE, or source=FILE in both"
         )
+    for each in own_files.named(job):
+        engine.refuse_job_file(each)
     if not {"duration_s", *counted()} & job.keys():
         job["duration_s"] = DURATION_S
     return Subject(name, text.strip(), job, python, frozenset(own))

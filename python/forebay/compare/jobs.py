@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay import run as engine
 from forebay.bench.save import Output
+from forebay.bench.summary import about_data
 from forebay.compare.bounds import judge as judge_bounds
 from forebay.compare.gate import Gate
 from forebay.compare.subject import Subject
@@ -302,6 +303,7 @@ def _document(
             "found": failure.found,
             "next": failure.next,
         },
+        "warnings": {name.lower(): about_data(records) for name, records in ran.items()},
         "runs_without_io": {name.lower(): sum(each.empty.count(name) for each in done) for name in ran},
         "same_batches": same_batches(list(ran.values())),
         "same_stream": same_stream(list(ran.values())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forebay.bench.summary import warnings as worded
 from forebay.compare.gate import cases, verdicts
 from forebay.metrics import ALL
 from forebay.numbers import figure
@@ -44,7 +45,7 @@ def show_jobs(document: dict[str, Any], strict: bool) -> str:
         lines.append(f"{everyone} were trained on {same}")
     if document.get("same_stream") is not None:
         lines.append(f"{everyone} served {'the same' if document['same_stream'] else 'different'} requests")
-    lines += [*_limits(document, strict), ""]
+    lines += [*_limits(document, strict), *_warnings(document["warnings"]), ""]
     for other, judged in verdicts(document):
         verdict = judged["verdict"]
         said = _verdict(verdict)
@@ -57,6 +58,17 @@ def show_jobs(document: dict[str, Any], strict: bool) -> str:
     if document["error"]:
         lines.append(f"ended by an error: the verdict is on the {pairs} that finished")
     return "\n".join(lines)
+
+
+def _warnings(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """A line for each warning about the data, with the sides that have it."""
+    sides: dict[str, list[str]] = {}
+    lines: dict[str, str] = {}
+    for side, warnings in found.items():
+        for warning, (_, line) in zip(warnings, worded(warnings), strict=True):
+            lines.setdefault(warning["id"], line)
+            sides.setdefault(warning["id"], []).append(side.upper())
+    return [f"warning, {' and '.join(sides[ident])}: {line}" for ident, line in lines.items()]
 
 
 def _limits(document: dict[str, Any], strict: bool) -> list[str]:

@@ -11,6 +11,8 @@ from forebay.stats import Interval
 
 # An interval that leaves more than this open says nothing worth saying.
 BOUND_MAX_PCT = 25.0
+# Nobody asks for an interval wider than this.
+WIDE_MOST_PCT = 50.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def quieter(ratio: Interval, asked_pct: float, noise: dict[str, Any] | None, lon
             hints.append(
                 f"about {max(pairs, ratio.n + 1)} pairs would be enough: --pairs-max {max(pairs, ratio.n + 1)}"
             )
-        hints.append(f"longer runs ({longer or '--duration'}), or a wider interval (--until-ci {math.ceil(half)}%)")
+        wider = f", or a wider interval (--until-ci {math.ceil(half)}%)" if half < WIDE_MOST_PCT else ""
+        hints.append(f"longer runs ({longer or '--duration'}){wider}")
     return "; ".join(hints)
 
 

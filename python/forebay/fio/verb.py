@@ -172,8 +172,8 @@ class _Command:
         if last is not None and grouped and last.group == job.group:
             last.options = options  # as fio has it: the first one's name, the last one's settings
             return last
-        about = {"description": settings.get("description", ""), "steady": settings.get("ss", "")}
-        self.entries.append(document.Entry(job.name, job.group, options, asked, **about))
+        description, steady = settings.get("description", ""), settings.get("ss", "")
+        self.entries.append(document.Entry(job.name, job.group, options, asked, description, steady))
         return self.entries[-1]
 
     def _show(self) -> None:

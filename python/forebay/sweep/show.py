@@ -8,6 +8,8 @@ import statistics
 from typing import Any
 
 from forebay import own_files
+from forebay.bench.summary import about_data
+from forebay.bench.summary import warnings as worded
 from forebay.metrics import FIGURES, METRICS, Metric, is_about_latency
 from forebay.numbers import figure
 from forebay.stages import format_duration
@@ -84,6 +86,7 @@ def summary(
         "refused": plan.refused,
         "points": [_row(p, lines) for p in {p.key: p for p in plan.points}.values()],
         "alternate": _alternations(plan, lines),
+        "warnings": about_data(line["record"] for line in lines.values() if line.get("record")),
     }
 
 
@@ -163,6 +166,7 @@ def show(document: dict[str, Any], plan: Plan) -> str:
     for turn in document["alternate"]:
         lines += ["", f"{turn['first']} ÷ {turn['second']}, over the rounds, with the 95 % interval"]
         lines += [_ratio_line(n, r) for n, r in turn["ratios"].items() if r is not None]
+    lines += [f"warning: {text}" for _, text in worded(document["warnings"])]
     failures = collections.Counter(f"failed: {e['asked']}: {e['found']}" for e in document["failed"])
     lines += [f"{text} ({count} runs)" if count > 1 else text for text, count in list(failures.items())[:20]]
     left = document["runs"] - document["finished"]

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from forebay import own_files
+from forebay import run as engine
 from forebay.bench import listen, save
 from forebay.errors import BROKE, DONE, INTERRUPTED, ForebayError, MachineError, RequestError
 from forebay.flags import job_from_flags, job_options, parse_settings, spell
@@ -76,7 +77,7 @@ def command(source: tuple[str, ...], **values: Any) -> int:
         runner = _Runner(job, stages, seconds)
         search = Search(axes, runner.measure, runner.elapsed, seconds, allowed, share)
         code = _search(search, runner)
-    document = document_of(search, job, runner.failures, _command_for(job), most_bytes)
+    document = document_of(search, job, runner.failures, _command_for(job), most_bytes, runner.warnings)
     try:
         if out:
             out.write([document])
@@ -118,6 +119,8 @@ def _prepared(job: dict[str, Any]) -> dict[str, Any]:
         if key in job:
             raise RequestError(flag, "tune chooses itself how often and how long to run", "--max-time 2m")
     sources = own_files.named(job)
+    for each in sources:
+        engine.refuse_job_file(each)
     folders = [f for f in map(folder_of, sources) if f is not None]
     # What is there is tuned for with `--fix create=no`, and by name.
     if not job.get("create", "file_name" not in job):
@@ -189,6 +192,7 @@ class _Runner:
     def __init__(self, job: dict[str, Any], stages: Stages, seconds: float) -> None:
         self.job, self.stages, self.seconds = job, stages, seconds
         self.failures: list[dict[str, Any]] = []
+        self.warnings: dict[Setting, list[dict[str, Any]]] = {}
         self._began = time.monotonic()
         self._probe_s = job.get("duration_s") or min(2.0, max(0.2, seconds / 100))
         self._count = 0
@@ -208,13 +212,14 @@ class _Runner:
         name = f"io-size {format_bytes(setting.io_bytes)} workers {setting.workers} depth {setting.depth}"
         self.stages.begin(f"{'confirm' if long else 'probe'} {name}", {**self.job, **setting._asdict()})
         try:
-            result = self._run(setting, self._probe_s * (2 if long else 1))["result"]
+            record = self._run(setting, self._probe_s * (2 if long else 1))
         except ForebayError as error:
             self.failures.append({**setting._asdict(), "asked": error.asked, "found": error.found})
             self.stages.say(f"{name}  can't run: {error.asked}: {error.found}")
             if len(self.failures) >= FAILURES_MAX:
                 raise
             return None
+        result, self.warnings[setting] = record["result"], record.get("warnings") or []
         rate = METRICS["throughput"].value(result)
         if rate is None:
             self.failures.append({**setting._asdict(), "asked": name, "found": "moved no bytes"})

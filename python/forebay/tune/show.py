@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from forebay import run as engine
+from forebay.bench.summary import about_data
+from forebay.bench.summary import warnings as worded
 from forebay.numbers import figure
 from forebay.table import table
 from forebay.tune.search import Search, Setting
@@ -13,6 +16,8 @@ from forebay.units import format_bytes
 
 AXIS_NAMES = {"io_bytes": "io-size", "workers": "workers", "depth": "depth"}
 BAR = 24
+# What two probes of one setting may differ in.
+PROBES_DIFFER = 0.03
 
 
 def document_of(
@@ -21,13 +26,15 @@ def document_of(
     failures: list[dict[str, Any]],
     spelled: Callable[[Setting], str],
     max_buffer_bytes: int,
+    warnings: Mapping[Setting, list[dict[str, Any]]],
 ) -> dict[str, Any]:
-    """`curve`: per field, the settings that differ from the pick in that field only. Rates in GiB/s."""
+    """`curve`: per field, the settings that differ from the pick in that field only. Rates in GiB/s. `warnings`: those of the
+    last run of each setting."""
     choice = search.choose()
     share = choice.share
     measured = {*search.probes, *search.confirmed}
     curve = {
-        name: [_row(search, s) for s in search.curve(axis, choice.pick)] for axis, name in AXIS_NAMES.items()
+        name: [_point(search, s, choice.peak) for s in search.curve(axis, choice.pick)] for axis, name in AXIS_NAMES.items()
     }
     pick, peak = _row(search, choice.pick, choice.peak), _row(search, choice.peak, choice.pick)
     peak["probe_gib_s"] = search.probed_gib_s(choice.peak)
@@ -59,7 +66,19 @@ def document_of(
         "seconds": search.elapsed(),
         "interrupted": search.stopped == "interrupted",
         "missing": missing,
+        "warnings": about_data([{"warnings": warnings.get(s)} for s in (choice.pick, choice.peak)]),
     }
+
+
+def _point(search: Search, setting: Setting, peak: Setting) -> dict[str, Any]:
+    """A row of the curve. Its share is of the rounds that it has in common with the peak; a probe's of the peak's own probe."""
+    row = _row(search, setting)
+    if row["confirmed"]:
+        share = search.share_of(setting, peak).estimate
+    else:
+        # The machine may have been faster then than when the peak was confirmed.
+        share = row["throughput_gib_s"] / (search.probed_gib_s(peak) or math.inf)
+    return {**row, "share_of_peak": share}
 
 
 def _row(search: Search, setting: Setting, beside: Setting | None = None) -> dict[str, Any]:
@@ -108,6 +127,7 @@ def show(document: dict[str, Any]) -> str:
         lines.append(
             f"  {len(document['failed'])} settings couldn't run, as {_name(first)}: {first['found']}"
         )
+    lines += [f"  warning: {text}" for _, text in worded(document["warnings"])]
     if document["interrupted"]:
         lines.append("  interrupted: chosen from what was measured until then")
     if document["stopped"] == "failed":
@@ -120,15 +140,14 @@ def _curve(name: str, rows: list[dict[str, Any]], pick: dict[str, Any], peak: di
     cells = [(name, "GiB/s", "of peak", "CPU-s/GiB", "W", "")]
     for row in rows:
         value = format_bytes(row[axis]) if axis == "io_bytes" else str(row[axis])
-        # A short probe beside short probes: the machine may have been faster then than when the peak was confirmed.
-        share = row["throughput_gib_s"] / (peak["throughput_gib_s"] if row["confirmed"] else peak["probe_gib_s"])
+        share = row["share_of_peak"]
         mark = " ←" if row[axis] == pick[axis] else ""
         bar = "█" * max(1, round(BAR * min(1.0, share))) + mark
         cells.append(
             (
                 value,
                 f"{row['throughput_gib_s']:.3f}",
-                f"{100 * share:.0f} %" if row["confirmed"] or not peak["confirmed"] else f"~{100 * share:.0f} %",
+                _share(row, peak),
                 figure(row["cpu_s_per_gib"]),
                 figure(row["watts"]),
                 bar,
@@ -137,6 +156,14 @@ def _curve(name: str, rows: list[dict[str, Any]], pick: dict[str, Any], peak: di
     # The bars read from the left.
     width = max(len(c[-1]) for c in cells)
     return table([(*c[:-1], c[-1].ljust(width)) for c in cells])
+
+
+def _share(row: dict[str, Any], peak: dict[str, Any]) -> str:
+    """`83 %`; `~83 %` of a probe. A probe that went above the peak had no time to be confirmed, and is no share of it."""
+    share, probe = row["share_of_peak"], peak["confirmed"] and not row["confirmed"]
+    if probe and share > 1 + PROBES_DIFFER:
+        return "unconfirmed"
+    return f"{'~' if probe else ''}{100 * min(share, 1.0):.0f} %"
 
 
 def _name(row: dict[str, Any]) -> str:
