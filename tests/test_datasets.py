@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-call,misc"
 from __future__ import annotations
 
+import gzip
 import pickle
 import sys
 import types
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forebay
 import numpy as np
 import processes
 import pytest
@@ -216,6 +218,21 @@ def test_a_header_is_no_row(tmp_path: Path) -> None:
     header = b'{"x":{"dtype":"F32","shape":[10,4],"data_offsets":[0,160]}}'
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + array.tobytes())
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(60))
-    for name in ("x.safetensors", "x.parquet"):
-        with pytest.raises(RequestError, match="its header would be read as rows"):
+    (tmp_path / "x.arrow").write_bytes(b"ARROW1\0\0" + bytes(56))
+    (tmp_path / "x.tar").write_bytes(bytes(257) + b"ustar\x0000" + bytes(1000))
+    (tmp_path / "x.gz").write_bytes(gzip.compress(bytes(4000)))
+    (tmp_path / "x.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(60))
+    length = (8).to_bytes(8, "little")
+    crc = forebay.crc32c(length)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    (tmp_path / "x.tfrecord").write_bytes(length + masked.to_bytes(4, "little") + bytes(12))
+    np.save(tmp_path / "f.npy", np.asfortranarray(array))
+    for name in ("x.safetensors", "x.parquet", "x.arrow", "x.tar", "x.gz", "x.jpg", "x.tfrecord", "f.npy"):
+        with pytest.raises(RequestError, match="its header would be read as rows") as found:
             Rows(str(tmp_path / name), (4,), np.float32)
+        with pytest.raises(RequestError, match="its header would be read as rows"):
+            forebay.feed.rows(tmp_path / name, np.float32)
+    assert "start=" not in str(found.value), "rows of a Fortran array lie nowhere"
+    forebay.feed.rows(tmp_path / "x.npy", np.float32, start=begin)
+    (tmp_path / "x.bin").write_bytes(bytes(64))
+    assert len(Rows(str(tmp_path / "x.bin"), (4,), np.float32)) == 4

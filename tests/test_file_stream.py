@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
@@ -192,3 +193,12 @@ def test_streams_of_their_own_serve_many_threads(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_an_open_file_is_neither_pickled_nor_copied(path: Path) -> None:
+    """As one of Python's: two objects would close one reader."""
+    with forebay.open(path) as file:
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=r"pass its name, and forebay\.open it there"):
+                attempt(file)
+        assert file.mode == "rb" and file.read(10) == CONTENT[:10]

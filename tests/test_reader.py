@@ -192,13 +192,37 @@ def test_without_a_size_as_much_is_read_as_file_and_buffer_hold(path: Path) -> N
         (memoryview(np.zeros(3, object)), "its dtype O holds Python objects"),
         (np.zeros(2, [("n", "i4"), ("inner", [("x", "O")])]), r"its dtype .*'x', 'O'.* holds Python objects"),
         ((ctypes.py_object * 2)(), "its dtype <O holds Python objects"),
+        (np.zeros(10, "M8[s]"), r"its dtype datetime64\[s\] has no buffer"),
     ],
-    ids=["bytes", "broadcast", "strided", "transposed", "object", "str", "none", "objects", "view", "fields", "ctypes"],
+    ids=["bytes", "broadcast", "strided", "transposed", "object", "str", "none", "objects", "view", "fields", "ctypes", "times"],
 )
 def test_what_cannot_be_filled_is_refused_with_the_reason(path: Path, buffer: object, reason: str) -> None:
     with forebay.open(path) as file, pytest.raises(RequestError, match=reason) as caught:
         file.read_into(buffer, 0, 5)
     assert caught.value.next
+
+
+@pytest.mark.promise("PYT-1")
+@pytest.mark.parametrize(
+    "x",
+    [np.zeros((10, 8), np.uint16)[:, ::2], np.zeros((8, 8), ">f4").T[1:], memoryview(bytearray(80))[::2], np.zeros(9, "M8[s]")],
+    ids=["columns", "transposed", "view", "times"],
+)  # fmt: skip
+def test_advice_for_a_buffer_fills_it_when_typed(path: Path, x: Any) -> None:
+    """`part = …, read into it, then x[...] = part`; or another view of the same memory."""
+    with forebay.open(path) as file:
+        with pytest.raises(RequestError) as caught:
+            file.read_into(x)
+        advice = str(caught.value.next)
+        names: dict[str, Any] = {"numpy": np, "x": x}
+        if "part = " in advice:
+            made, _, then = advice.partition("part = ")[2].partition(", read into it, then ")
+            names["part"] = eval(made, names)
+            file.read_into(names["part"])
+            exec(then, names)
+        else:
+            file.read_into(eval(advice.partition(": ")[2], names))
+    assert x.tobytes() == CONTENT[: x.nbytes]
 
 
 @pytest.mark.promise("PYT-1")

@@ -87,8 +87,12 @@ def memory_of(buffer: Any) -> Memory:
         why.append(str(error))
     if interface is not None:
         return of_interface(buffer, interface)
+    if getattr(getattr(buffer, "dtype", None), "kind", "") in ("M", "m"):
+        raise refused(buffer, f"its dtype {buffer.dtype} has no buffer", "the same memory as integers: x.view(numpy.int64)")
     if hasattr(buffer, "__dlpack__") and hasattr(buffer, "__dlpack_device__"):
         return of_dlpack(buffer)
+    if callable(getattr(buffer, "to_numpy", None)):
+        raise refused(buffer, "it has no buffer of its own", "a NumPy array, of which it is made afterwards")
     found = why[0] if why else "it has neither a buffer, nor __cuda_array_interface__, nor __dlpack__"
     raise refused(buffer, found, "a bytearray, a NumPy or CuPy array, or a PyTorch tensor (detached)")
 
@@ -108,6 +112,8 @@ def of_host(buffer: object, view: memoryview) -> Memory:
         raise refused(buffer, "it is read-only", "a bytearray, or an array that may be written to")
     if not view.c_contiguous:
         next = "a contiguous buffer: part = numpy.empty(x.shape, x.dtype), read into it, then x[...] = part"
+        if isinstance(buffer, memoryview):
+            next = "a contiguous buffer: part = memoryview(bytearray(x.nbytes)).cast(x.format), read into it, then x[:] = part"
         raise refused(buffer, "it is not contiguous", next)
     if "O" in FIELD_NAME.sub("", view.format):
         raise holds_objects(buffer, str(getattr(buffer, "dtype", view.format)))

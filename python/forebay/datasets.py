@@ -5,13 +5,13 @@ PyTorch is imported only if tensors are requested: with a NumPy dtype, rows are 
 
 from __future__ import annotations
 
-import builtins
 import os
 from collections import deque
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from forebay import headers
 from forebay.errors import RequestError
 from forebay.names import Path, file_name
 from forebay.reader import File, Future, open
@@ -20,39 +20,6 @@ from forebay.tables import Table
 
 # Batches for a GPU that may be on their way at a time.
 UNDER_WAY_MAX = 3
-
-
-# How files begin that are more than rows: what they are, and what reads them.
-MAGIC = (
-    (b"\x93NUMPY", "NumPy's .npy", "forebay.feed.npy"),
-    (b"\x89HDF\r\n\x1a\n", "HDF5", "forebay.feed.hdf5, or h5py"),
-    (b"PAR1", "Parquet", "forebay.feed.parquet, or pyarrow.parquet"),
-    (b"PK\x03\x04", "a ZIP archive, as .npz is", "forebay.feed.npz, or numpy.load"),
-)
-
-
-def refuse_header(name: str) -> None:
-    """RequestError for a local file whose first bytes are another format's header, which rows would be made of."""
-    try:
-        with builtins.open(name, "rb") as file:
-            head = file.read(16) if os.path.isfile(name) else b""
-    except (OSError, ValueError):  # whoever opens it says why
-        return
-    for magic, what, reads in MAGIC:
-        if head.startswith(magic):
-            begin = header_bytes(head) if magic == MAGIC[0][0] else None
-            next = reads if begin is None else f"{reads}, or start={begin}, where its array begins"
-            raise RequestError(f"rows of {name}", f"it is {what}: its header would be read as rows", next)
-    length = int.from_bytes(head[:8], "little")
-    if head[8:9] == b"{" and 2 <= length < os.path.getsize(name):
-        said = "it is safetensors: its header would be read as rows"
-        raise RequestError(f"rows of {name}", said, f"forebay.feed.safetensors, or start={8 + length}, where its tensors begin")
-
-
-def header_bytes(head: bytes) -> int:
-    """The bytes before the array of a .npy file, by its first bytes."""
-    wide = head[6] >= 2
-    return (12 if wide else 10) + int.from_bytes(head[8:12] if wide else head[8:10], "little")
 
 
 class Rows:
@@ -92,7 +59,7 @@ class Rows:
         check_row(self.row_bytes, start)
         if not start:
             for name in self.names:
-                refuse_header(name)
+                headers.refuse(name)
         self._open: tuple[int, File | Table] | None = None
         self._under_way: deque[Future] = deque()
         self._stream: Any = None

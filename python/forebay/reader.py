@@ -253,6 +253,15 @@ class File(io.RawIOBase):
         return f"<forebay.File {self.name!r}>"
 
     @property
+    def mode(self) -> str:
+        """As of a file that `open` of Python returns."""
+        return "rb"
+
+    def __reduce_ex__(self, protocol: Any, /) -> Any:
+        """TypeError, as of an open file of Python: two objects would close one reader."""
+        raise TypeError(f"cannot pickle or copy the open file {self.name!r}: pass its name, and forebay.open it there")
+
+    @property
     def size(self) -> int:
         """Current size of the file in bytes; of a source, when it was opened."""
         return self._reader.bytes()

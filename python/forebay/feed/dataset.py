@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from forebay import _core
+from forebay import _core, headers
 from forebay.errors import MachineError, RequestError
 from forebay.names import Path, file_name
 from forebay.rows import check_whole
@@ -221,6 +221,9 @@ def rows(paths: Paths, schema: Any, *, start: int = 0) -> Dataset:
     row_bytes, fields = fields_of(schema)
     sizes = [size_of(name) for name in names]
     start = check_whole(start, "start")
+    if not start:
+        for name in names:
+            headers.refuse(name)
     parts = []
     for name, size in zip(names, sizes, strict=True):
         count, odd = divmod(max(0, size - start), row_bytes)
