@@ -475,9 +475,14 @@ def test_what_differs_between_two_environments_is_said(capsys: Any, tmp_path: Pa
     for path, firmware in ((a, "1.0"), (b, "1.1")):
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
         for line in lines:
-            line["record"].setdefault("environment", {})["drives"] = [{"name": "nvme0n1", "firmware": firmware}]
+            environment = line["record"].setdefault("environment", {})
+            environment |= {"drives": [{"name": "nvme0n1", "firmware": firmware}], "numa_nodes": 1}
+            environment |= {"governor": "powersave" if firmware == "1.0" else "performance", "smt": firmware == "1.0"}
         Path(path).write_text("\n".join(json.dumps(line) for line in lines))
-    assert {"what": "firmware", "a": ["1.0"], "b": ["1.1"]} in compare(capsys, a, b)[1]["differs"]
+    assert compare(capsys, a, b)[1]["differs"] == [
+        {"what": "governor", "a": ["powersave"], "b": ["performance"]}, {"what": "SMT", "a": ["on"], "b": ["off"]},
+        {"what": "firmware", "a": ["1.0"], "b": ["1.1"]},
+    ]  # fmt: skip
     assert typed(capsys, "compare", a, b)[0] == 0
 
 

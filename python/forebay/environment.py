@@ -112,6 +112,9 @@ FACTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("system", lambda r: _text(_environment(r), "os")),
     ("kernel", lambda r: _text(_environment(r), "kernel")),
     ("virtualization", lambda r: _text(_environment(r), "virtualization")),
+    ("governor", lambda r: _text(_environment(r), "governor")),
+    ("SMT", lambda r: _switch(_environment(r).get("smt"))),
+    ("NUMA nodes", lambda r: _text(_environment(r), "numa_nodes")),
     ("GPU", lambda r: _each(r, "gpus", "name")),
     ("GPU driver", lambda r: _each(r, "gpus", "driver")),
     ("drive", lambda r: _each(r, "drives", "model")),
@@ -155,6 +158,10 @@ def _filesystem(record: dict[str, Any]) -> dict[str, Any]:
 def _text(table: dict[str, Any], key: str) -> str:
     value = table.get(key)
     return str(value) if isinstance(value, (str, int)) else ""
+
+
+def _switch(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else ""
 
 
 def _gib(value: Any) -> str:

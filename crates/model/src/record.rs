@@ -92,6 +92,10 @@ pub struct Environment {
     pub numa_nodes: u32,
     pub memory_bytes: u64,
     pub virtualization: Option<String>,
+    /// How the kernel sets the frequency of the first processor, such as `powersave`.
+    pub governor: Option<String>,
+    /// Whether two threads of one core are in use.
+    pub smt: Option<bool>,
     pub gpus: Vec<Gpu>,
     pub drives: Vec<Drive>,
     pub filesystem: Option<Filesystem>,

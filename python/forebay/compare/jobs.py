@@ -257,7 +257,8 @@ def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float, o
     seconds = left * elapsed / len(done)
     if limits.seconds_max is not None:
         seconds = min(seconds, max(limits.seconds_max - elapsed, 0.0))
-    text += f"  A÷{other} {ratio.estimate:.3f} ± {ratio.half_width_pct:.1f} %"
+    half = f"± {ratio.half_width_pct:.1f} %" if ratio.half_width_pct < 1000 else "and no telling yet"
+    text += f"  A÷{other} {ratio.estimate:.3f} {half}"
     return text + (f"  about {format_duration(seconds)} left" if seconds else "")
 
 

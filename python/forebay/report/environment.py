@@ -54,6 +54,12 @@ def _card(runs: list[Run]) -> Card:
             run.text("environment.virtualization") or _why(run, "environment.virtualization", "none seen"),
         ),
     ]
+    smt = run.at("environment.smt")
+    clock = _joined(
+        f"governor {run.text('environment.governor')}" if run.text("environment.governor") else "",
+        f"SMT {'on' if smt else 'off'}" if isinstance(smt, bool) else "",
+    )
+    facts += [("Frequency and threads", clock)] if clock else []
     gpus = run.items("environment.gpus")
     facts += [("GPU", _gpu(gpu)) for gpu in gpus] or [("GPU", _why(run, "environment.gpus", "none"))]
     drives = run.items("environment.drives")

@@ -41,6 +41,8 @@ pub fn card_of_device(
         numa_nodes: host.numa.len() as u32,
         memory_bytes: kib_field(&meminfo, "MemTotal").unwrap_or(0),
         virtualization: host.virtualization.clone(),
+        governor: host.governor.clone(),
+        smt: host.smt,
         gpus: gpu::card(gpu),
         drives: drives.iter().map(|d| d.drive.clone()).collect(),
         filesystem,
