@@ -109,7 +109,7 @@ def main() -> int:
         for number in range(options.jobs):
             settings = drawn(draw)
             kind, words = outcome(settings, program)
-            reported.append({"job": settings, "outcome": kind, "told": words})
+            reported.append({"job": settings, "outcome": kind, "reported": words})
             if kind == "differs":
                 print(f"{number}: {' '.join(f'{k}={v}' for k, v in settings.items())}\n    {words}", file=sys.stderr, flush=True)
         os.chdir("/")

@@ -26,9 +26,9 @@ def contender(name: str, mode: str, block: int, inside: tuple[str, ...]) -> Cont
 
     def measure(seconds: float) -> Figure:
         reported = json.loads(run([*base, str(seconds)], 60 + 3 * seconds).stdout)
-        proof = {k: reported[k] for k in ("told", "copied_share") if k in reported}
+        proof = {k: reported[k] for k in ("reported", "copied_share") if k in reported}
         if proof:
-            say(f"{name}: the kernel copied {100 * proof['copied_share']:.1f} % of {proof['told']} sends")
+            say(f"{name}: the kernel copied {100 * proof['copied_share']:.1f} % of {proof['reported']} sends")
         return Figure(reported["seconds"], reported["bytes"], reported["ios"], reported["cpu_s"], None, proof)
 
     return Contender(name, measure, [*inside, "tcp_raw", mode, str(block), "1", "SECONDS"])

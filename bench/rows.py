@@ -77,7 +77,7 @@ WARMUPS = 2.5
 # A table of 24 GiB where there is room for it, else one of 8.
 TABLES_GIB = (24.0, 8.0)
 
-Made = Callable[[], Contender]
+MakeContender = Callable[[], Contender]
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Asked:
     name: str
     ours: str
     bounds: list[Bound]
-    makers: dict[str, Made] = field(default_factory=dict)
+    makers: dict[str, MakeContender] = field(default_factory=dict)
 
 
 class Floor(Child):
@@ -153,7 +153,7 @@ def mapped_cells(children: dict[str, Child]) -> list[Asked]:
         request: dict[str, Any] = {"row_bytes": row, "at_once": BATCH_BYTES // row}
         ask = functools.partial(asked, **request)
         floor = functools.partial(asked, child=children["floor"], threads=CORES, **request)
-        made: dict[str, Made] = {
+        made: dict[str, MakeContender] = {
             MAPPED: functools.partial(ask, MAPPED, children["gather"]),
             ON_GPU: functools.partial(ask, ON_GPU, children["gather"], numbers="gpu"),
             # Four batches: the thread that asks copies and checks numbers for half of the time that one of two takes.
@@ -176,7 +176,7 @@ def bench_cells(options: argparse.Namespace, file: Path, children: dict[str, Chi
         bounds = [Bound("rate", (SCATTER,), at_least=of_floor)]
         bounds += [Bound("rate", (KVIKIO,), at_least=of_kvikio)] if of_kvikio else []
         request = {"row_bytes": row, "at_once": BATCH_BYTES // row, "threads": CORES, "mode": "scatter"}
-        made: dict[str, Made] = {
+        made: dict[str, MakeContender] = {
             BENCH: functools.partial(ours, BENCH, file, options, flags, warmup_s=warmup_s),
             BATCHES: functools.partial(ours, BATCHES, file, options, f"{flags} --batch 2048", warmup_s=warmup_s),
             SCATTER: functools.partial(asked, SCATTER, children["floor"], **request),
@@ -186,7 +186,7 @@ def bench_cells(options: argparse.Namespace, file: Path, children: dict[str, Chi
         cells.append(Asked(f"{row} bytes, bounce", BENCH, bounds, made))
     cells += [batch_cell(options, file, row, children) for row in IN_BATCHES]
     flags = "--path bounce --op randread --io-size 4096 --cache bypass --workers 2 --depth 64"
-    cold: dict[str, Made] = {
+    cold: dict[str, MakeContender] = {
         BENCH: functools.partial(ours, BENCH, file, options, flags),
         FIO: functools.partial(fio_uring, FIO, file, "randread", 4096, 64, jobs=2),
     }
@@ -198,7 +198,7 @@ def batch_cell(options: argparse.Namespace, file: Path, row: int, children: dict
     """Requests of 2,048 rows each, two in flight per worker."""
     flags = f"--op randread --io-size {row} --cache allow --batch 2048 --depth 4096"
     bench = functools.partial(ours, warmup_s=WARMUPS * options.seconds, file=file, options=options)
-    made: dict[str, Made] = {
+    made: dict[str, MakeContender] = {
         BENCH_MAPPED: functools.partial(bench, BENCH_MAPPED, flags=f"{flags} --path mapped --workers 4"),
         BENCH_BOUNCE: functools.partial(bench, BENCH_BOUNCE, flags=f"{flags} --path bounce --workers {CORES}"),
         KERNEL: functools.partial(

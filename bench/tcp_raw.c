@@ -41,8 +41,8 @@
 struct shared {
     atomic_int stop;
     double peer_cpu;
-    /* Of MSG_ZEROCOPY: sends that were told of, and those of them that the kernel copied. */
-    atomic_ullong told, copied;
+    /* Of MSG_ZEROCOPY: sends whose notification came, and those of them that the kernel copied. */
+    atomic_ullong reported, copied;
 };
 static struct shared *shared;
 static size_t ask, answer;
@@ -93,7 +93,7 @@ static void hear(int fd)
             if (e->ee_origin != SO_EE_ORIGIN_ZEROCOPY)
                 continue;
             unsigned sends = e->ee_data - e->ee_info + 1;
-            atomic_fetch_add(&shared->told, sends);
+            atomic_fetch_add(&shared->reported, sends);
             if (e->ee_code & SO_EE_CODE_ZEROCOPY_COPIED)
                 atomic_fetch_add(&shared->copied, sends);
         }
@@ -211,9 +211,9 @@ static void stream(const int *fds, int count, double seconds)
     /* The peer's CPU is of all its time; scaled to the measured part. */
     used += shared->peer_cpu * took / (took + 0.3);
     printf("{\"bytes\": %llu, \"ios\": %llu, \"seconds\": %.6f, \"cpu_s\": %.6f", bytes, bytes / ask, took, used);
-    unsigned long long told = shared->told, copied = shared->copied;
+    unsigned long long reported = shared->reported, copied = shared->copied;
     if (zerocopy)
-        printf(", \"told\": %llu, \"copied_share\": %.4f", told, told ? (double)copied / told : 0.0);
+        printf(", \"reported\": %llu, \"copied_share\": %.4f", reported, reported ? (double)copied / reported : 0.0);
     puts("}");
 }
 

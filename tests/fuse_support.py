@@ -67,7 +67,7 @@ class Traced:
     answer: Answer
     # Its answer was given between the two: before and after the call that gave it.
     done_ns: int = 0
-    told_ns: int = 0
+    answered_ns: int = 0
     moved: int = 0
     error: int = 0
     # Which asked.
@@ -238,14 +238,14 @@ class Device:
         # Noted before it is said: who hears it has waited for at least as long.
         traced.done_ns = time.monotonic_ns()
         self._reply(unique, b"" if answer.error else data, answer.error)
-        traced.told_ns = time.monotonic_ns()
+        traced.answered_ns = time.monotonic_ns()
 
     def _give_up(self, unique: int) -> None:
         traced = self._hanging.pop(unique, None)
         if traced is not None:
             traced.done_ns, traced.error = time.monotonic_ns(), errno.EIO
             self._reply(unique, error=errno.EIO)
-            traced.told_ns = time.monotonic_ns()
+            traced.answered_ns = time.monotonic_ns()
 
     def _reply(self, unique: int, data: bytes = b"", error: int = 0) -> None:
         # Who asked may be gone (ENOENT), and so may the mount (ENODEV).
@@ -295,7 +295,7 @@ class Whole:
     @property
     def waited_ns_max(self) -> int:
         """As long as the device can have held it."""
-        return self.parts[-1].told_ns - self.parts[0].absent_ns
+        return self.parts[-1].answered_ns - self.parts[0].absent_ns
 
 
 def wholes(trace: list[Traced], io_bytes: int) -> list[Whole]:

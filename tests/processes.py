@@ -169,7 +169,7 @@ def leftovers(mark: str, folder: Path | None, after: int = 0) -> list[str]:
     end = time.monotonic() + GRACE_S
     while (alive := marked(mark, after)) and time.monotonic() < end:
         time.sleep(0.02)
-    found = [f"process {_told(pid)}" for pid in alive]
+    found = [f"process {_process_line(pid)}" for pid in alive]
     for pid in alive:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -185,7 +185,7 @@ def rescued() -> set[str]:
     return {f"record {path.resolve()}" for path in Path().glob("forebay-" + "?" * 16 + ".json")}
 
 
-def _told(pid: int) -> str:
+def _process_line(pid: int) -> str:
     with contextlib.suppress(OSError):
         return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return str(pid)

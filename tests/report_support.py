@@ -114,7 +114,7 @@ class Whole:
 def drawn_whole(folder: Path) -> Whole:
     """Drawn by the first that comes, since that takes seconds; nobody changes what is in the folder."""
     folder.mkdir(exist_ok=True)
-    made, reported = Whole(folder, {}), folder / "told.json"
+    made, reported = Whole(folder, {}), folder / "reported.json"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not reported.exists():

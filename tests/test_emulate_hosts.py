@@ -102,7 +102,7 @@ BARRIER = """
 import json, sys, time
 from mpi4py import MPI
 from forebay.emulate.hosts import StepBarrier
-world, came, ended, told = MPI.COMM_WORLD, [], [], []
+world, came, ended, reported = MPI.COMM_WORLD, [], [], []
 rank = world.rank
 barrier = StepBarrier(world, lambda: False)
 for step in range(12):
@@ -110,17 +110,17 @@ for step in range(12):
     came.append(time.monotonic())
     barrier(0, step)
     ended.append(time.monotonic())
-told.append(barrier.finish(True))
+reported.append(barrier.finish(True))
 barrier = StepBarrier(world, lambda: False)
 for step in range(3 if rank else 9):
     try:
         barrier(1, step)
     except KeyboardInterrupt:
-        told.append(step)
+        reported.append(step)
         break
-told += [barrier.stopped, barrier.finish(False)]
+reported += [barrier.stopped, barrier.finish(False)]
 with open(f"rank-{rank}.json", "w") as file:
-    json.dump([came, ended, told], file)
+    json.dump([came, ended, reported], file)
 MPI.Finalize()
 """
 
@@ -134,11 +134,11 @@ def test_two_ranks_end_each_step_together_and_stop_behind_the_same_one(tmp_path)
     # Where a machine is busy, Open MPI's launcher may learn of a rank's end before it learns that the rank finalized.
     files = [tmp_path / f"rank-{rank}.json" for rank in (0, 1)]
     assert all(file.exists() for file in files), done.stderr
-    (came, ended, reported), (came_1, ended_1, told_1) = (json.loads(file.read_text()) for file in files)
+    (came, ended, reported), (came_1, ended_1, reported_1) = (json.loads(file.read_text()) for file in files)
     assert [len(steps) for steps in (came, came_1, ended, ended_1)] == [12] * 4
     assert all(max(a, b) <= min(c, d) for a, b, c, d in zip(came, came_1, ended, ended_1, strict=True))
     # Whoever stops by itself isn't stopped by another.
-    assert reported == [True, 3, True, True] and told_1 == [True, False, True]
+    assert reported == [True, 3, True, True] and reported_1 == [True, False, True]
 
 
 # The one run of several processes here that isn't `long`: two seconds. It compares who came when, and measures no time.

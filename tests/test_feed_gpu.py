@@ -268,13 +268,13 @@ file = forebay.open(path)
 file.read_into(array)
 child = os.fork()
 if child == 0:
-    told = False
+    refused = False
     try:
         file.read_into(array)
     except ForebayError as error:
-        told = "fork" in str(error)
+        refused = "fork" in str(error)
     host = bytearray(1000)
-    os._exit(0 if told and file.read_into(host) == 1000 and host == content[:1000] else 1)
+    os._exit(0 if refused and file.read_into(host) == 1000 and host == content[:1000] else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """)
 

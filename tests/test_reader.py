@@ -445,8 +445,8 @@ if child == 0:
     try:
         pending.result()
     except forebay.errors.RunError as error:
-        told = "fork" in str(error)
-    os._exit(0 if read == len(buffer) and buffer == open(path, "rb").read()[5 : 5 + read] and told else 1)
+        refused = "fork" in str(error)
+    os._exit(0 if read == len(buffer) and buffer == open(path, "rb").read()[5 : 5 + read] and refused else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 

@@ -107,11 +107,11 @@ CONTRAST = """(() => {
       const b = getComputedStyle(e).backgroundColor;
       if (!/, 0\\)|transparent/.test(b)) return b }
     return 'rgb(255,255,255)' };
-  const told = e => {
+  const contrast = e => {
     const a = light(getComputedStyle(e).color), b = light(under(e));
     return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), e.tagName + ' ' + e.className + ' ' + e.textContent.slice(0, 30)] };
   return [...document.querySelectorAll('p,td,th,dt,dd,li,h1,h2,h3,a,small,figcaption,code')]
-    .filter(e => e.textContent.trim()).map(told).sort((x, y) => x[0] - y[0])[0] })()"""
+    .filter(e => e.textContent.trim()).map(contrast).sort((x, y) => x[0] - y[0])[0] })()"""
 
 
 @pytest.mark.promise("REP-2")

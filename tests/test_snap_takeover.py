@@ -113,8 +113,8 @@ def test_a_newer_gateway_takes_its_place_and_the_old_one_ends(place):
     newest = place.start("--take-over")
     assert reported(new)["handed_over"] is True
     assert place.reads() >= before > 0
-    told_by = eventually(lambda: answered(place), "the newest gateway's metrics")
-    assert re.search(r"^forebay_namespace_reads_total\{.*\} [1-9]", told_by, re.M), told_by
+    metrics = eventually(lambda: answered(place), "the newest gateway's metrics")
+    assert re.search(r"^forebay_namespace_reads_total\{.*\} [1-9]", metrics, re.M), metrics
     run.send_signal(signal.SIGTERM)
     record = reported(run, 130)
     errors = record["result"]["errors"]

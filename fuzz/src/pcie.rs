@@ -37,19 +37,19 @@ pub fn nvme_pcie_walk(data: &[u8]) {
     }
     let sqe = Sqe { flags, ..data::with_prps(Sqe::default(), prps) };
     let sqe = Sqe { flags, ..sqe };
-    let (mut told, mut calls) = (0u64, 0);
+    let (mut walked_bytes, mut calls) = (0u64, 0);
     let walked = data::walk(&memory, &sqe, bytes, page_bytes, &mut |Piece { address, bytes: here }| {
         calls += 1;
         assert!(here > 0 && calls <= DESCRIPTORS_MAX.max(bytes / page_bytes + 2));
-        told += u64::from(here);
+        walked_bytes += u64::from(here);
         match memory.contains(address, here.into()) {
             true => Ok(()),
             false => Err(Unmapped { address, bytes: here.into() }),
         }
     });
     match walked {
-        Ok(()) => assert_eq!(told, u64::from(bytes)),
-        Err(status) => assert!(!status.is_success() && told <= u64::from(bytes)),
+        Ok(()) => assert_eq!(walked_bytes, u64::from(bytes)),
+        Err(status) => assert!(!status.is_success() && walked_bytes <= u64::from(bytes)),
     }
 }
 
@@ -265,9 +265,9 @@ impl Function {
         if !self.device.is_calm() || self.closing || !self.leaving.is_empty() {
             return;
         }
-        let told =
+        let saved =
             (self.device.state(), self.queues.values().map(CompletionQueue::state).collect::<Vec<_>>());
-        let text = serde_json::to_vec(&told).expect("a state is JSON");
+        let text = serde_json::to_vec(&saved).expect("a state is JSON");
         let (state, queues): (DeviceState, Vec<QueueState>) =
             serde_json::from_slice(&text).expect("it is read again");
         let subsystem = self.device.controller().subsystem().clone();

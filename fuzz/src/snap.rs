@@ -55,9 +55,9 @@ pub fn snap_state(data: &[u8]) {
         }
         for state in &queues {
             if let Ok(mut queue) = CompletionQueue::restore(state) {
-                let told = queue.state();
-                let again = CompletionQueue::restore(&told).expect("what was can be");
-                assert_eq!(again.state(), told);
+                let saved = queue.state();
+                let again = CompletionQueue::restore(&saved).expect("what was can be");
+                assert_eq!(again.state(), saved);
                 let _ = go_on(&mut queue, &memory);
             }
         }

@@ -88,10 +88,10 @@ seen = []
 for number, batch in enumerate(loader, 1):
     seen += [int(n) // 6 for n in batch["data"][:, 0, 0]]
     if number == int(steps): break
-told = [None] * dist.get_world_size()
-dist.all_gather_object(told, (seen, loader.state_dict(), loader.hash))
+reported = [None] * dist.get_world_size()
+dist.all_gather_object(reported, (seen, loader.state_dict(), loader.hash))
 if dist.get_rank() == 0:
-    json.dump(told, open(out, "w"))
+    json.dump(reported, open(out, "w"))
 dist.destroy_process_group()
 """
 

@@ -66,13 +66,13 @@ if rank == 0:
     numpy.savez(out + ".npz", losses=losses, scores=scores)
 found = []
 for words in [asked["trained"], *(words if both or rank else [] for words, both in asked["refused"])]:
-    sys.argv[0], told, said, code = "forebay", io.StringIO(), io.StringIO(), None
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(said):
+    sys.argv[0], printed, said, code = "forebay", io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         try:
             main(["train", "dlrm", "--dir", asked["dir"], *asked["fast"], *words])
         except SystemExit as ended:
             code = ended.code
-    found.append([code, told.getvalue(), said.getvalue()])
+    found.append([code, printed.getvalue(), said.getvalue()])
 json.dump(found, open(f"{out}.{rank}.json", "w"))
 group.conclude(lambda: 0)
 """
@@ -203,11 +203,11 @@ import sys
 from forebay.train import run
 from forebay.cli import main
 look = run.Fed._look
-def told(self, now):
+def look_and_report(self, now):
     look(self, now)
     if self.steps == 2 and not self.ranks.rank:
         open(sys.argv[1] + ".begun", "w").close()
-run.Fed._look = told
+run.Fed._look = look_and_report
 sys.argv[0] = "forebay"
 main(["train", "dlrm", *sys.argv[2:]])
 """

@@ -50,19 +50,19 @@ class Acknowledged:
     def _script(self, writer: int) -> str:
         # It goes on until a write fails, and that is how it is meant to end.
         first = writer * BLOCKS
-        return f"""i=0; : >/dev/shm/told{writer}
+        return f"""i=0; : >/dev/shm/acknowledged{writer}
         while [ $i -lt {BLOCKS} ]; do
             note=$(printf '{NOTE}' {self.round} {writer} $i)
             line=$note; while [ ${{#line}} -lt {BLOCK} ]; do line=$line$line; done
             printf %s "$line" | dd of={self.seen} bs={BLOCK} seek=$(({first} + i)) oflag=direct conv=notrunc \\
                 iflag=fullblock status=none || exit 0
-            echo $i >>/dev/shm/told{writer}
+            echo $i >>/dev/shm/acknowledged{writer}
             i=$((i + 1))
         done"""
 
     def reported(self) -> dict[int, int]:
         """Writer → blocks that it was told are written."""
-        return {n: int(self.guest.run(f"wc -l </dev/shm/told{n}").output) for n in range(WRITERS)}
+        return {n: int(self.guest.run(f"wc -l </dev/shm/acknowledged{n}").output) for n in range(WRITERS)}
 
     def check(self, backing: Path, reported: dict[int, int]) -> int:
         """Compares the source's own bytes with what was acknowledged. Returns how many blocks that were."""

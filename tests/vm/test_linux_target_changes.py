@@ -34,8 +34,8 @@ for n in range(rounds):
     source = f"{uri}&hdgst={n & 1}&ddgst={n >> 1 & 1}"
     job = {"sources": [source], "op": "randread", "path": "host", "io_bytes": 4096 << n % 6, "workers": queues, "depth": 2}
     record = run.run({**job, "duration_s": 0.1, "warmup_s": 0})
-    told = record["path"]["fabric"][0]
-    assert record["result"]["errors"]["failed"] == 0 and told["paths"][0]["reconnects"] == 0, record["result"]
+    fabric = record["path"]["fabric"][0]
+    assert record["result"]["errors"]["failed"] == 0 and fabric["paths"][0]["reconnects"] == 0, record["result"]
     resident = re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]
     print(json.dumps([len(os.listdir("/proc/self/fd")), int(resident)]), flush=True)
 """

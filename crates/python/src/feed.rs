@@ -326,7 +326,7 @@ fn interruptibly<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
-    let (tell, told) = mpsc::sync_channel(1);
+    let (tell, finished) = mpsc::sync_channel(1);
     let begun = std::thread::Builder::new().name(name.into()).spawn(move || {
         settle_in_process();
         // Nobody waits any more where it fails.
@@ -334,9 +334,9 @@ fn interruptibly<T: Send + 'static>(
     });
     begun.map_err(|why| raise(py, Error::machine("a thread to open with", why.to_string(), "ulimit -u")))?;
     // One thread at a time has it, which the compiler can't know of one that lets others have the GIL.
-    let told = Mutex::new(told);
+    let finished = Mutex::new(finished);
     loop {
-        match py.detach(|| told.lock().expect("no holder panics").recv_timeout(SIGNALS_EVERY)) {
+        match py.detach(|| finished.lock().expect("no holder panics").recv_timeout(SIGNALS_EVERY)) {
             Ok(done) => return Ok(done),
             Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => {

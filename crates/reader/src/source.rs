@@ -77,7 +77,7 @@ impl SourceReader {
         let target = target_of(uri)?;
         let (name, bytes) = (target.label.clone(), target.bytes);
         let inbox = Arc::new(Inbox::default());
-        let (tell, told) = mpsc::channel();
+        let (tell, made_waker) = mpsc::channel();
         let given = inbox.clone();
         let started = std::thread::Builder::new().name("forebay-source".into()).spawn(move || {
             settle_in_process();
@@ -94,7 +94,7 @@ impl SourceReader {
         });
         let worker =
             started.map_err(|why| Error::machine("a thread to read with", why.to_string(), "ulimit -u"))?;
-        let waker = told.recv().unwrap_or_else(|_| {
+        let waker = made_waker.recv().unwrap_or_else(|_| {
             Err(Error::run(format!("open {name}"), "its thread ended", "forebay doctor"))
         });
         match waker {

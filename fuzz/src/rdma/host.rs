@@ -99,15 +99,15 @@ impl World {
     }
 
     /// Checks that a command that is reported as over is over.
-    fn over(&mut self, cid: u16, told: Option<Completed>) {
+    fn over(&mut self, cid: u16, reported: Option<Completed>) {
         let Some((wanted, status)) =
             self.out.get(&cid).and_then(|out| Some((out.wanted, out.answer.filter(|_| out.sent)?)))
         else {
-            return assert_eq!(told, None);
+            return assert_eq!(reported, None);
         };
-        let told = told.expect("sent and answered is over");
-        assert_eq!((told.command, told.cqe.status()), (Handle(cid), status));
-        assert_eq!(told.received, if status.is_success() { wanted } else { 0 });
+        let reported = reported.expect("sent and answered is over");
+        assert_eq!((reported.command, reported.cqe.status()), (Handle(cid), status));
+        assert_eq!(reported.received, if status.is_success() { wanted } else { 0 });
         self.out.remove(&cid);
     }
 

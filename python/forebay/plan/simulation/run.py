@@ -33,7 +33,7 @@ def simulate(
     reported: Callable[[float], None] = lambda share: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """forebay.simulation/1. `play` is the engine's; `told` is given the share that is done; `stopped` ends it between
+    """forebay.simulation/1. `play` is the engine's; `reported` is given the share that is done; `stopped` ends it between
     seeds, with what came until then. RequestError for what can't be; KeyboardInterrupt if nothing came."""
     classes = [fleets.class_of(planner, scenario, job) for job in scenario.jobs]
     began, outcomes = time.monotonic(), []
