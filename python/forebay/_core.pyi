@@ -213,6 +213,9 @@ def service(verb: str, words: list[str], command: list[str], ascii: bool) -> int
 def service_table() -> str:
     """Flags, help and examples of `serve` and `snap`."""
 
+def prometheus_text(families: list[tuple[str, str, str, list[tuple[list[tuple[str, str]], str]]]]) -> str:
+    """Families of samples in Prometheus's text format: (name, type, help, [([(label, its value)], value)])."""
+
 def snap_rpcs() -> list[tuple[str, list[str]]]:
     """(verb, its flags) of each RPC."""
 

@@ -22,6 +22,7 @@ pub mod job;
 pub mod kvcache;
 pub mod merge;
 pub mod pattern;
+pub mod prometheus;
 pub mod random;
 pub mod reading;
 pub mod record;

@@ -27,7 +27,7 @@ use forebay_model::kvcache::KvSpec;
 use forebay_model::request::Field;
 use forebay_model::training::{EmulateSpec, RuleSet};
 use forebay_model::wording::as_flags;
-use forebay_model::{merge, reading, record, stats, warnings, Latency, RunRecord};
+use forebay_model::{merge, prometheus, reading, record, stats, warnings, Latency, RunRecord};
 use forebay_model::{Error, Kind};
 use forebay_reader::ReadPath;
 use forebay_storage::{Ends, MadeOf, Paths, SourceRow, Uri, PATHS, SOURCES};
@@ -55,6 +55,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(source_kind, module)?)?;
     module.add_function(wrap_pyfunction!(path_abilities, module)?)?;
     module.add_function(wrap_pyfunction!(tables, module)?)?;
+    module.add_function(wrap_pyfunction!(prometheus_text, module)?)?;
     module.add_function(wrap_pyfunction!(check, module)?)?;
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
     module.add_function(wrap_pyfunction!(emulate::emulate_run, module)?)?;
@@ -260,6 +261,22 @@ fn tables(py: Python<'_>) -> PyResult<String> {
         "duration_default_s": job::DURATION_DEFAULT_S,
     });
     json(py, &tables)
+}
+
+/// A family of samples: name, type, help, and labels and value of each sample.
+type Family = (String, String, String, Vec<(Vec<(String, String)>, String)>);
+
+/// Returns families of samples in Prometheus's text format.
+#[pyfunction]
+fn prometheus_text(families: Vec<Family>) -> String {
+    let mut out = String::new();
+    for (name, kind, help, samples) in &families {
+        let samples = samples
+            .iter()
+            .map(|(pairs, value)| (prometheus::labels(pairs.iter().map(|(n, v)| (n, v))), value));
+        prometheus::family(&mut out, (name, kind, help), samples);
+    }
+    out
 }
 
 /// Returns the plan of `run`. Touches nothing.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from forebay import _core
 from forebay.export.columns import COLUMNS
 from forebay.metrics import WAYS
 from forebay.report.load import Entry
@@ -86,20 +87,17 @@ Sample = tuple[str, dict[str, Any], Any]
 
 def text(samples: Iterable[Sample]) -> str:
     """The exposition: samples of one name together, below its HELP and TYPE. A None is left out, never 0."""
-    grouped: dict[str, list[str]] = {}
+    grouped: dict[str, list[tuple[list[tuple[str, str]], str]]] = {}
     for name, labels, value in samples:
         if value is not None:
-            shown = ",".join(f'{key}="{escaped(str(word))}"' for key, word in labels.items() if word is not None)
-            grouped.setdefault(name, []).append(f"{name}{{{shown}}} {float(value)!r}" if shown else f"{name} {float(value)!r}")
-    lines = []
-    for name, found in grouped.items():
-        reported, kind = HELP[name]
-        lines += [f"# HELP {name} {reported}", f"# TYPE {name} {kind}", *found]
-    return "\n".join(lines) + "\n" if lines else ""
+            shown = [(key, _utf8(str(word))) for key, word in labels.items() if word is not None]
+            grouped.setdefault(name, []).append((shown, repr(float(value))))
+    return _core.prometheus_text([(name, kind, help, found) for name, found in grouped.items() for help, kind in [HELP[name]]])
 
 
-def escaped(word: str) -> str:
-    return word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _utf8(word: str) -> str:
+    """Without halves of characters, as names of files may have them."""
+    return word.encode(errors="replace").decode()
 
 
 def of_runs(entries: list[Entry]) -> Iterator[Sample]:
@@ -116,8 +114,6 @@ def of_runs(entries: list[Entry]) -> Iterator[Sample]:
             yield "forebay_run_latency_seconds", reported, _times(run[f"latency_us_{key}"], 1e-6)
             yield "forebay_run_batch_latency_seconds", reported, _times(run.get(f"batch_latency_us_{key}"), 1e-6)
             yield "forebay_run_infer_latency_seconds", reported, _times(run.get(f"infer_latency_ms_{key}"), 1e-3)
-
-
         for way in WAYS:
             yield from _of_way(run, way, {**own, "direction": way})
 

@@ -3,7 +3,8 @@
 use super::handle::Gateway;
 use super::stats::{ControllerState, QueueStats, Stats};
 use crate::target::accept;
-use crate::target::metrics::{self, counters, escaped, fabric, family, histograms};
+use crate::target::metrics::{self, counters, fabric, family, histograms};
+use forebay_model::prometheus::escaped;
 use forebay_model::Error;
 use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags, Timespec};
 use std::net::{SocketAddr, TcpListener};

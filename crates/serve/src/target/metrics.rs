@@ -1,11 +1,11 @@
-//! The counters in Prometheus's text format, and the few lines of HTTP that hand them out.
+//! The counters as Prometheus reads them, and the few lines of HTTP that hand them out.
 
 pub(crate) mod fabric;
 
 use super::stats::{Counts, LatencyStats, NamespaceStats, Stats};
 use forebay_io::monotonic_now;
+use forebay_model::prometheus::{self, escaped, head, sample, CONTENT_TYPE};
 use rustix::event::{poll, PollFd, PollFlags};
-use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -82,9 +82,7 @@ fn answer(mut client: TcpStream, text: &dyn Fn() -> String, patience: Duration) 
     let line = String::from_utf8_lossy(&request);
     let mut words = line.lines().next().unwrap_or("").split(' ');
     let (status, kind, body) = match (words.next(), words.next().and_then(|path| path.split('?').next())) {
-        (Some("GET"), Some("/metrics" | "/")) => {
-            ("200 OK", "text/plain; version=0.0.4; charset=utf-8", text())
-        }
+        (Some("GET"), Some("/metrics" | "/")) => ("200 OK", CONTENT_TYPE, text()),
         (Some("GET"), _) => ("404 Not Found", "text/plain", "only /metrics is served here\n".into()),
         _ => ("405 Method Not Allowed", "text/plain", "only GET is understood\n".into()),
     };
@@ -151,7 +149,8 @@ pub(crate) fn render(stats: &Stats) -> String {
 /// Samples without labels: the name, the type and the value of each.
 pub(crate) fn whole(out: &mut String, all: &[(&str, &str, f64)]) {
     for (name, kind, value) in all {
-        let _ = writeln!(out, "# TYPE {name} {kind}\n{name} {value}");
+        head(out, (name, kind, ""));
+        sample(out, name, "", value);
     }
 }
 
@@ -169,12 +168,7 @@ pub(crate) fn family<'a>(
     kind: &str,
     values: impl Iterator<Item = (&'a str, u64)>,
 ) {
-    for (at, (labels, value)) in values.enumerate() {
-        if at == 0 {
-            let _ = writeln!(out, "# TYPE {name} {kind}");
-        }
-        let _ = writeln!(out, "{name}{{{labels}}} {value}");
-    }
+    prometheus::family(out, (name, kind, ""), values);
 }
 
 pub(crate) fn counters<'a>(
@@ -206,20 +200,16 @@ pub(crate) fn histograms<'a>(
     let name = format!("forebay_{what}_latency_seconds");
     for (at, (labels, latency)) in all.filter(|(_, l)| l.count > 0).enumerate() {
         if at == 0 {
-            let _ = writeln!(out, "# TYPE {name} histogram");
+            head(out, (&name, "histogram", ""));
         }
+        let bucket = |bound: &str| format!("{labels},le=\"{bound}\"");
         for (bound, count) in &latency.buckets {
-            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {count}");
+            sample(out, &format!("{name}_bucket"), &bucket(&bound.to_string()), count);
         }
-        let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {}", latency.count);
-        let _ = writeln!(out, "{name}_sum{{{labels}}} {}", latency.sum_s);
-        let _ = writeln!(out, "{name}_count{{{labels}}} {}", latency.count);
+        sample(out, &format!("{name}_bucket"), &bucket("+Inf"), latency.count);
+        sample(out, &format!("{name}_sum"), labels, latency.sum_s);
+        sample(out, &format!("{name}_count"), labels, latency.count);
     }
-}
-
-/// A label's value: hosts choose their names.
-pub(crate) fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

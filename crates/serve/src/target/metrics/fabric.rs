@@ -1,7 +1,8 @@
 //! Sources that are reached over a fabric or a socket: their paths, and the I/O queues of each.
 
-use super::{escaped, family, histograms};
+use super::{family, histograms};
 use crate::target::stats::LatencyStats;
+use forebay_model::prometheus::escaped;
 use forebay_model::record::FabricQueue;
 use forebay_storage::SourceReport;
 use std::collections::BTreeSet;
