@@ -1,4 +1,5 @@
-"""The figures of a record that two runs can be judged by: name, unit, direction, and how to say it."""
+"""The figures of a record that two runs can be judged by: name, unit, direction, and how to say it. Those of every record come
+from the table in `forebay.figures`."""
 
 from __future__ import annotations
 
@@ -7,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import RequestError
-
-# What no run of anything comes near: beyond it a record is damaged.
-FIGURE_MIN, FIGURE_MAX = 1e-18, 1e18
+from forebay.figures import FIGURES as SHOWN
+from forebay.figures import WAYS, Compared, Figure, at, measured
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,7 @@ class Metric:
 
     def value(self, result: dict[str, Any]) -> float | None:
         """The figure, or None where it wasn't measured. Zero counts as not measured: it has no ratio."""
-        try:
-            found = self.of(result)
-        except (AttributeError, TypeError, KeyError):  # a damaged record
-            return None
-        good = isinstance(found, (int, float)) and not isinstance(found, bool) and FIGURE_MIN < found < FIGURE_MAX
-        return float(found) if good and found is not None else None
+        return measured(self.of, result)
 
     def why_missing(self, record: dict[str, Any]) -> str:
         """The record's own reason for the null."""
@@ -50,90 +45,23 @@ class Metric:
         return "the run did not report it"
 
 
-def _power(result: dict[str, Any], key: str) -> float | None:
-    """Returns the power of the whole server where a meter sees it, else the sum over the parts that were metered."""
-    meters = [m for m in result.get("power") or [] if m.get(key) is not None]
-    whole = [m[key] for m in meters if m.get("scope") == "server"]
-    if whole:
-        return whole[0]
-    return sum(m[key] for m in meters) if meters else None
-
-
 def _latency(name: str) -> Callable[[dict[str, Any]], float | None]:
     return lambda result: (result.get("latency_us") or {}).get(name)
 
 
-def _cpu(name: str) -> Callable[[dict[str, Any]], float | None]:
-    return lambda result: (result.get("cpu") or {}).get(name)
+def _of_figure(figure: Figure, compared: Compared) -> Metric:
+    place = figure.field.removeprefix("result.")
+    return Metric(
+        compared.name, compared.title, compared.unit, compared.higher_is_better, compared.sentence, figure.field,
+        compared.of or (lambda result: at(result, place)),
+    )  # fmt: skip
 
 
+# The power of a machine last: it is the least of what storage is judged by.
 METRICS: dict[str, Metric] = {
-    m.name: m
-    for m in (
-        Metric(
-            "throughput",
-            "throughput",
-            "GiB/s",
-            True,
-            "{x} is {r} × {y}",
-            "result.throughput_gib_s",
-            lambda result: result.get("throughput_gib_s"),
-        ),
-        Metric(
-            "iops",
-            "I/O rate",
-            "IOPS",
-            True,
-            "{x} does {r} × {y}'s I/Os per second",
-            "result.iops",
-            lambda result: result.get("iops"),
-        ),
-        Metric(
-            "latency_mean",
-            "mean latency",
-            "µs",
-            False,
-            "{x}'s mean latency is {r} × {y}'s",
-            "result.latency_us.mean",
-            _latency("mean"),
-        ),
-        Metric(
-            "latency_p99",
-            "p99 latency",
-            "µs",
-            False,
-            "{x}'s 99th-percentile latency is {r} × {y}'s",
-            "result.latency_us.p99",
-            _latency("p99"),
-        ),
-        Metric(
-            "cpu",
-            "CPU",
-            "CPU-s/GiB",
-            False,
-            "{x} takes {r} × {y}'s CPU per GiB",
-            "result.cpu.cpu_s_per_gib",
-            _cpu("cpu_s_per_gib"),
-        ),
-        Metric(
-            "energy",
-            "energy",
-            "J/GiB",
-            False,
-            "{x} takes {r} × {y}'s energy per GiB",
-            "result.power",
-            lambda result: _power(result, "joules_per_gib"),
-        ),
-        Metric(
-            "power",
-            "power",
-            "W",
-            False,
-            "{x} draws {r} × {y}'s power",
-            "result.power",
-            lambda result: _power(result, "watts_mean"),
-        ),
-    )
+    compared.name: _of_figure(figure, compared)
+    for figure in sorted(SHOWN, key=lambda figure: figure.name == "power_watts")
+    if (compared := figure.compared)
 }
 
 # What a comparison reports only where it is asked for.
@@ -149,8 +77,6 @@ TAILS: dict[str, Metric] = {
 }  # fmt: skip
 # The figures of every record.
 FIGURES = {**METRICS, **TAILS}
-# Reads, writes and flushes by themselves: what `read.p99` and the like begin with.
-WAYS = ("read", "write", "flush")
 
 
 def way_of(result: dict[str, Any], way: str) -> dict[str, Any]:

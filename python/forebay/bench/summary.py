@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from forebay import environment
+from forebay.figures import shown_in
 from forebay.flags import engine_name
 from forebay.numbers import bytes_, count, micros, seconds, significant
 from forebay.units import GIB, format_bytes
@@ -60,7 +61,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cpu", cpu(record)
     yield "power", power(record)
     yield "cache", cache(record)
-    yield "errors", errors(record["result"]["errors"])
+    yield "errors", errors(record["result"])
     for line in ramp(record["result"].get("series") or []):
         yield "ramp", line
     for found in record["result"].get("hosts") or []:
@@ -114,14 +115,7 @@ def path(record: dict[str, Any]) -> str:
         engine += f" ({', '.join(ran['engine_features'])})"
     where = {"host": "into host memory", "none": "no bytes moved"}
     parts = [head, engine, where.get(ran["destination"], f"into {ran['destination']}")]
-    routes = (
-        ("direct_bytes", "direct"),
-        ("compat_bytes", "by cuFile's compatibility mode"),
-        ("staged_bytes", "staged"),
-        ("mapped_bytes", "mapped"),
-        ("fabric_bytes", "through sockets"),
-    )
-    moved_ways = [f"{bytes_(ran[key])} {word}" for key, word in routes if ran.get(key)]
+    moved_ways = [f"{bytes_(found)} {words}" for found, words in shown_in("path", record)]
     if moved_ways:
         parts.append(", ".join(moved_ways))
     if ran.get("slot_bytes"):
@@ -295,19 +289,11 @@ def _device_share(device: int, result: dict[str, Any]) -> str:
     return line + f" ({100 * device / asked:.0f} %)"
 
 
-def errors(found: dict[str, Any]) -> str:
-    named = {
-        "failed": "failed",
-        "timed_out": "timed out",
-        "verify_failed": "failed verification",
-        "short": "short",
-        "retried": "retried",
-        "misaligned": "misaligned",
-    }
-    counted = [f"{found[key]:,} {word}" for key, word in named.items() if found.get(key)]
+def errors(result: dict[str, Any]) -> str:
+    counted = [f"{found:,} {words}" for found, words in shown_in("errors", {"result": result})]
     if not counted:
         return "none"
-    examples = "; ".join(found.get("examples") or [])
+    examples = "; ".join(result["errors"].get("examples") or [])
     return ", ".join(counted) + (f": {examples}" if examples else "")
 
 

@@ -59,7 +59,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "rule", f"{verdict['id']}: {verdict['why']}"
     if training["skipped"]["count"]:
         yield "skipped", skipped(training["skipped"])
-    yield "errors", summary.errors(result["errors"])
+    yield "errors", summary.errors(result)
     for found in result.get("hosts") or []:
         yield "host", host(found)
     yield from summary.warnings(record.get("warnings") or [])

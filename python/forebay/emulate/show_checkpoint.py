@@ -18,7 +18,7 @@ def text(record: dict[str, Any], width: int = 100) -> str:
     rows = [("workload", workload(part)), ("machine", machine(record)), ("path", summary.path(record))]
     rows += [(name, phase(part[name], part)) for name in ("write", "read") if part.get(name)]
     rows.append(("CPU", summary.cpu(record)))
-    found = record["result"]["errors"]
+    found = record["result"]
     rows += [("errors", summary.errors(found))] if summary.errors(found) != "none" else []
     rows += [("rules", line) for line in rules(part)]
     rows += [("warning", f"{w['text']} (try: {w['next']})") for w in record.get("warnings") or []]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forebay import _core
-from forebay.export.columns import COLUMNS
-from forebay.metrics import WAYS
+from forebay.figures import FIGURES as COLUMNS
+from forebay.figures import WAYS
 from forebay.report.load import Entry
 from forebay.units import GIB
 
@@ -17,16 +17,10 @@ QUANTILES = (("p50", "0.5"), ("p90", "0.9"), ("p95", "0.95"), ("p99", "0.99"), (
 LABELS = ("host", "label", "sweep", "source", "op", "io_bytes", "workers", "depth", "batch", "path", "workload")
 # Name → help, type.
 HELP = {
+    **{f"forebay_run_{gauge.name}": (gauge.help, "gauge") for figure in COLUMNS if (gauge := figure.gauge)},
     "forebay_run_info": ("Settings of a finished run.", "gauge"),
     "forebay_run_started_timestamp_seconds": ("Start time of the run.", "gauge"),
-    "forebay_run_seconds": ("Measured time.", "gauge"),
-    "forebay_run_bytes": ("Bytes moved.", "gauge"),
-    "forebay_run_ios": ("I/Os finished.", "gauge"),
-    "forebay_run_throughput_bytes_per_second": ("Bytes over measured time.", "gauge"),
-    "forebay_run_ios_per_second": ("I/Os over measured time.", "gauge"),
     "forebay_run_latency_seconds": ("Percentiles of the latency.", "gauge"),
-    "forebay_run_latency_mean_seconds": ("Mean latency.", "gauge"),
-    "forebay_run_latency_max_seconds": ("Maximum latency.", "gauge"),
     "forebay_run_direction_bytes": ("Bytes read, or written.", "gauge"),
     "forebay_run_direction_ios": ("Reads, writes or flushes finished.", "gauge"),
     "forebay_run_direction_throughput_bytes_per_second": ("Bytes read, or written, over measured time.", "gauge"),
@@ -34,30 +28,9 @@ HELP = {
     "forebay_run_direction_latency_seconds": ("Percentiles of the latency of reads, writes or flushes.", "gauge"),
     "forebay_run_direction_latency_mean_seconds": ("Their mean latency.", "gauge"),
     "forebay_run_direction_latency_max_seconds": ("Their maximum latency.", "gauge"),
-    "forebay_run_cpu_cores": ("Cores busy, user and system.", "gauge"),
-    "forebay_run_cpu_seconds_per_gib": ("CPU-seconds per GiB.", "gauge"),
-    "forebay_run_batches": ("Completed batches (--batch).", "gauge"),
     "forebay_run_batch_latency_seconds": ("Percentiles of the latency of batches.", "gauge"),
-    "forebay_run_batch_latency_mean_seconds": ("Mean latency of batches.", "gauge"),
-    "forebay_run_batch_latency_max_seconds": ("Maximum latency of a batch.", "gauge"),
-    "forebay_run_power_watts": ("Mean power of the server, or of the parts that were metered.", "gauge"),
-    "forebay_run_joules_per_gib": ("Energy per GiB.", "gauge"),
     "forebay_run_failed_ios": ("I/Os that failed, timed out or failed verification.", "gauge"),
-    "forebay_run_accelerator_utilisation_ratio": ("Utilisation of the emulated accelerators.", "gauge"),
-    "forebay_run_train_samples_per_second": ("Samples trained over the time of training alone.", "gauge"),
-    "forebay_run_train_peak_samples_per_second": ("The model's own peak, on batches in its memory.", "gauge"),
-    "forebay_run_train_demand_bytes_per_second": ("Bytes that the model takes at its peak.", "gauge"),
-    "forebay_run_train_supply_bytes_per_second": ("Bytes that it was supplied with at most.", "gauge"),
-    "forebay_run_train_input_wait_ratio": ("Share of the time in which a batch was waited for.", "gauge"),
-    "forebay_run_train_gpu_idle_ratio": ("Share of the time between steps.", "gauge"),
-    "forebay_run_train_quality": ("The last evaluation's AUC.", "gauge"),
-    "forebay_run_train_target_seconds": ("Time to the target.", "gauge"),
-    "forebay_run_infer_queries_per_second": ("Queries answered over measured time.", "gauge"),
     "forebay_run_infer_latency_seconds": ("Percentiles of the latency of queries.", "gauge"),
-    "forebay_run_infer_load_seconds": ("Time to load the model.", "gauge"),
-    "forebay_run_infer_load_bytes": ("Bytes loaded.", "gauge"),
-    "forebay_run_infer_timed_storage_bytes": ("Bytes that storage brought while queries were timed.", "gauge"),
-    "forebay_run_infer_valid": ("1 where the scenario's rules hold.", "gauge"),
     "forebay_live_info": ("Settings of the current run.", "gauge"),
     "forebay_live_phase": ("1 for the current phase.", "gauge"),
     "forebay_live_repeat": ("Number of the current repeat, from 1.", "gauge"),
@@ -135,36 +108,11 @@ def _of_way(run: dict[str, Any], way: str, reported: dict[str, Any]) -> Iterator
 
 
 def _figures(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "forebay_run_seconds", run["seconds"]
-    yield "forebay_run_bytes", run["bytes"]
-    yield "forebay_run_ios", run["ios"]
-    yield "forebay_run_throughput_bytes_per_second", _times(run["throughput_gib_s"], GIB)
-    yield "forebay_run_ios_per_second", run["iops"]
-    yield "forebay_run_latency_mean_seconds", _times(run["latency_us_mean"], 1e-6)
-    yield "forebay_run_latency_max_seconds", _times(run["latency_us_max"], 1e-6)
-    yield "forebay_run_batches", run["batches"]
-    yield "forebay_run_batch_latency_mean_seconds", _times(run["batch_latency_us_mean"], 1e-6)
-    yield "forebay_run_batch_latency_max_seconds", _times(run["batch_latency_us_max"], 1e-6)
-    yield "forebay_run_cpu_cores", run["cpu_cores_busy"]
-    yield "forebay_run_cpu_seconds_per_gib", run["cpu_s_per_gib"]
-    yield "forebay_run_power_watts", run["power_watts"]
-    yield "forebay_run_joules_per_gib", run["joules_per_gib"]
+    for figure in COLUMNS:
+        if gauge := figure.gauge:
+            yield f"forebay_run_{gauge.name}", _times(run[figure.name], gauge.factor)
     failed = [run[f"errors_{name}"] for name in ("failed", "timed_out", "verify_failed")]
     yield "forebay_run_failed_ios", None if None in failed else sum(failed)
-    yield "forebay_run_accelerator_utilisation_ratio", _times(run["au_pct"], 0.01)
-    yield "forebay_run_train_samples_per_second", run["train_samples_per_s"]
-    yield "forebay_run_train_peak_samples_per_second", run["train_peak_samples_per_s"]
-    yield "forebay_run_train_demand_bytes_per_second", _times(run["train_demand_gib_s"], GIB)
-    yield "forebay_run_train_supply_bytes_per_second", _times(run["train_supply_gib_s"], GIB)
-    yield "forebay_run_train_input_wait_ratio", _times(run["train_input_wait_pct"], 0.01)
-    yield "forebay_run_train_gpu_idle_ratio", _times(run["train_gpu_idle_pct"], 0.01)
-    yield "forebay_run_train_quality", run["train_quality"]
-    yield "forebay_run_train_target_seconds", run["train_seconds_to_target"]
-    yield "forebay_run_infer_queries_per_second", run["infer_queries_per_s"]
-    yield "forebay_run_infer_load_seconds", run["infer_load_s"]
-    yield "forebay_run_infer_load_bytes", run["infer_load_bytes"]
-    yield "forebay_run_infer_timed_storage_bytes", run["infer_timed_storage_bytes"]
-    yield "forebay_run_infer_valid", run["infer_valid"]
 
 
 def of_progress(job: dict[str, Any], title: str, progress: dict[str, Any]) -> Iterator[Sample]:
@@ -204,8 +152,8 @@ def of_command(reported: dict[str, Any]) -> Iterator[Sample]:
     yield "forebay_live_cells", {}, reported.get("cells")
 
 
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _times(value: float | None, factor: float | None) -> float | None:
+    return value if value is None or factor is None else value * factor
 
 
 def _timestamp(started: str | None) -> float | None:

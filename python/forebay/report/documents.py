@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay import numbers
-from forebay.metrics import OF_WAYS, WAYS
+from forebay.figures import WAYS
+from forebay.metrics import OF_WAYS
 from forebay.report import marks
 from forebay.report.marks import Chart, Row
 from forebay.report.runs import finite

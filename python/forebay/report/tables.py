@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forebay import numbers
+from forebay.figures import WAYS
 from forebay.flags import engine_name
-from forebay.metrics import WAYS
 from forebay.report.runs import Point, Run, Stat, Study
 
 WIDE_SERIES_MAX = 3

@@ -15,7 +15,7 @@ INDENT = 11
 def text(record: dict[str, Any], width: int = 100) -> str:
     """Formats a run: the three rates, what they were limited by, latency by class, hits, and what was assumed."""
     part = record["kvcache"]
-    found = record["result"]["errors"]
+    found = record["result"]
     rows = [
         ("workload", workload(part)),
         ("read", rates(part["read_gib_s"], part)),
