@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+import record_tables
 from forebay import _core
 from forebay.cli import VERBS
 from forebay.flags import fields
@@ -31,14 +32,11 @@ def structs(file: Path) -> dict[str, list[str]]:
 SERVE = (ROOT / "docs/serve.md").read_text()
 SNAP = (ROOT / "docs/snap.md").read_text()
 SCHEMA = {
-    **structs(MODEL / "record.rs"),
-    **structs(MODEL / "record/direction.rs"),
-    **{name: found for part in ("cpu", "histogram", "series") for name, found in structs(MODEL / f"{part}.rs").items()},
     **structs(MODEL / "training/record.rs"),
     "Figures": structs(MODEL / "training/rules.rs")["Figures"],
     "JobSpec": list(json.loads(_core.check('{"sources": ["nil:"]}'))),
 }
-SCHEMA["Job"] = [f for f in SCHEMA["Job"] if f != "spec"]  # its fields lie flat beside the others
+PARTS = {part["name"]: part["fields"] for part in json.loads(_core.record_parts())}
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -50,6 +48,22 @@ def rows(heading: str) -> list[list[str]]:
         for line in section[1].splitlines()
         if line.startswith("| `")
     ]
+
+
+@pytest.mark.parametrize("page", record_tables.PAGES)
+def test_tables_of_fields_are_those_that_are_generated(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert record_tables.PAGES[page](text) == text, "python tests/record_tables.py writes them anew"
+
+
+@pytest.mark.promise("BEN-1", "REC-5")
+@pytest.mark.parametrize("part", PARTS)
+def test_records_has_each_part_with_units_and_meanings(part: str) -> None:
+    # Fields without a unit lie flat beside the others.
+    named = [field["name"] for field in PARTS[part] if field["unit"]]
+    table = rows(part)
+    assert [row[0].strip("`") for row in table] == named
+    assert all(cell for row in table for cell in row), "a field without unit or meaning"
 
 
 @pytest.mark.promise("BEN-1", "REC-5")

@@ -213,6 +213,10 @@ def service(verb: str, words: list[str], command: list[str], ascii: bool) -> int
 def service_table() -> str:
     """Flags, help and examples of `serve` and `snap`."""
 
+def record_parts() -> str:
+    """The tables of a record's parts: [{name, fields: [{name, flag, unit, what}]}]. An empty unit: its fields lie beside the
+    others; an empty flag: a setting's own."""
+
 def prometheus_text(families: list[tuple[str, str, str, list[tuple[list[tuple[str, str]], str]]]]) -> str:
     """Families of samples in Prometheus's text format: (name, type, help, [([(label, its value)], value)])."""
 

@@ -1,25 +1,30 @@
 //! The processor time of a run, and the figures derived from it.
 
+use crate::schema::record;
 use crate::units::BYTES_PER_GIB;
-use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Cpu {
-    /// None, like all fields, if no meter covered the run's time.
-    pub user_s: Option<f64>,
-    pub system_s: Option<f64>,
-    /// (user + system) / seconds, of this process and its threads.
-    pub cores_busy: Option<f64>,
-    /// Per cent of all cores of the machine, this process.
-    pub user_pct: Option<f64>,
-    pub system_pct: Option<f64>,
-    pub cpu_s_per_gib: Option<f64>,
-    pub ns_per_io: Option<f64>,
-    /// The whole machine over the same seconds, in cores (irq and softirq included).
-    pub machine_cores_busy: Option<f64>,
-    /// Cores kept busy by other processes and kernel threads.
-    pub others_cores_busy: Option<f64>,
+record! {
+    pub struct Cpu {
+        /// CPU time of this process and its threads in user mode. Null, like all fields of `cpu`, if the meters covered
+        /// another time than the run.
+        pub user_s: Option<f64> = "s, or null";
+        /// The same in the kernel.
+        pub system_s: Option<f64> = "s, or null";
+        /// (user + system) / seconds, of this process and its threads.
+        pub cores_busy: Option<f64> = "cores, or null";
+        /// Per cent of all cores of the machine, this process.
+        pub user_pct: Option<f64> = "%, or null";
+        /// Likewise, in the kernel.
+        pub system_pct: Option<f64> = "%, or null";
+        /// User and system time per GiB moved.
+        pub cpu_s_per_gib: Option<f64> = "CPU-seconds per GiB, or null";
+        /// User and system time per I/O.
+        pub ns_per_io: Option<f64> = "ns, or null";
+        /// The whole machine over the same seconds, in cores (irq and softirq included).
+        pub machine_cores_busy: Option<f64> = "cores, or null";
+        /// Cores kept busy by other processes and kernel threads.
+        pub others_cores_busy: Option<f64> = "cores, or null";
+    }
 }
 
 impl Cpu {

@@ -2,11 +2,11 @@
 //! workers, hosts and runs. Kept raw in records so that percentiles can be
 //! computed again after any merge.
 
+use crate::schema::record;
 use crate::Error;
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use hdrhistogram::serialization::{Deserializer, Serializer, V2Serializer};
 use hdrhistogram::Histogram;
-use serde::{Deserialize, Serialize};
 
 /// 24 h in nanoseconds; anything slower is counted as this.
 const HIGHEST_NS: u64 = 24 * 3600 * 1_000_000_000;
@@ -18,20 +18,30 @@ const HEADER_BYTES: usize = 40;
 /// A billion samples a second for a year, and room to merge a few hundred such histograms.
 const COUNT_MAX: u64 = 1 << 55;
 
-/// A histogram in figures, of microseconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct LatencySummary {
-    pub min: f64,
-    pub mean: f64,
-    pub stdev: f64,
-    pub p50: f64,
-    pub p90: f64,
-    pub p95: f64,
-    pub p99: f64,
-    pub p999: f64,
-    pub p9999: f64,
-    pub max: f64,
+record! {
+    /// A histogram in figures, of microseconds.
+    pub struct LatencySummary {
+        /// Shortest.
+        pub min: f64 = "µs";
+        /// Mean.
+        pub mean: f64 = "µs";
+        /// Standard deviation.
+        pub stdev: f64 = "µs";
+        /// Median.
+        pub p50: f64 = "µs";
+        /// 90 % took no longer.
+        pub p90: f64 = "µs";
+        /// 95 % took no longer.
+        pub p95: f64 = "µs";
+        /// 99 % took no longer.
+        pub p99: f64 = "µs";
+        /// 99.9 % took no longer.
+        pub p999: f64 = "µs";
+        /// 99.99 % took no longer.
+        pub p9999: f64 = "µs";
+        /// Longest.
+        pub max: f64 = "µs";
+    }
 }
 
 /// A histogram of nanoseconds.

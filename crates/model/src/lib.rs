@@ -28,6 +28,7 @@ pub mod reading;
 pub mod record;
 pub mod request;
 pub mod safetensors;
+pub mod schema;
 pub mod series;
 pub mod simulate;
 mod soonest;

@@ -36,13 +36,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
     let mut merged = first.clone();
     merged.result = merge_results(&results, &hosts, first.job.spec.stop())?;
     merged.result.hosts = records.iter().map(host).collect();
-    merged.path.direct_bytes = records.iter().map(|r| r.path.direct_bytes).sum();
-    merged.path.staged_bytes = records.iter().map(|r| r.path.staged_bytes).sum();
-    merged.path.mapped_bytes = records.iter().map(|r| r.path.mapped_bytes).sum();
-    merged.path.compat_bytes = records.iter().map(|r| r.path.compat_bytes).sum();
-    merged.path.fabric_bytes = records.iter().map(|r| r.path.fabric_bytes).sum();
-    merged.path.fabric = records.iter().flat_map(|r| r.path.fabric.clone()).collect();
-    merged.path.slot_bytes = records.iter().map(|r| r.path.slot_bytes).sum();
+    merged.path.merge(&records.iter().map(|r| &r.path).collect::<Vec<_>>());
     if let Some(cufile) = &mut merged.cufile {
         cufile.unaligned_ios = records.iter().flat_map(|r| &r.cufile).map(|c| c.unaligned_ios).sum();
         cufile.gpus = gpus_of(&records);
@@ -281,24 +275,16 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
     for part in parts.iter().filter(|p| !p.histogram.is_empty()) {
         latency.merge(&Latency::decode(&part.histogram)?);
     }
-    let seconds = parts.iter().map(|p| p.seconds).fold(0.0, f64::max);
-    let sum = |f: fn(&RunResult) -> u64| parts.iter().map(|p| f(p)).sum::<u64>();
-    let (bytes, ios) = (sum(|p| p.bytes), sum(|p| p.ios));
+    let summed = RunResult::merged(parts);
+    let RunResult { seconds, bytes, ios, .. } = summed;
     let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
     let repeats = merge_repeats(parts, hosts);
     let mut all = RunResult {
-        seconds,
-        bytes,
-        ios,
-        read_bytes: sum(|p| p.read_bytes),
-        write_bytes: sum(|p| p.write_bytes),
         throughput_gib_s: rate(bytes as f64 / GIB),
         iops: rate(ios as f64),
         latency_us: latency.summary(),
-        late: sum(|p| p.late),
         unfinished: Unfinished::sum(parts.iter().map(|p| &p.unfinished)),
         histogram: latency.encode(),
-        copy_latency_us: None,
         batch: merge_batches(parts)?,
         queries: merge_queries(parts, seconds)?,
         files: merge_files(parts, seconds),
@@ -307,18 +293,12 @@ fn merge_results(parts: &[&RunResult], hosts: &Hosts, stop: stats::Stop) -> Resu
         power: hosts.power(&parts.iter().map(|p| (&p.power[..], p.seconds, p.bytes)).collect::<Vec<_>>()),
         errors: Errors::sum(parts.iter().map(|p| &p.errors)),
         noise: merge_noise(parts, hosts),
-        verified_bytes: sum(|p| p.verified_bytes),
         verified_on: merge_places(parts),
         summary: Summary::from_repeats(&repeats, stop),
         series: merge_series(parts),
         workers: renumbered(parts),
-        targets: parts.iter().flat_map(|p| p.targets.clone()).collect(),
-        gpus: parts.iter().flat_map(|p| p.gpus.clone()).collect(),
-        hosts: Vec::new(),
-        interrupted: parts.iter().any(|p| p.interrupted),
-        steady_after_s: None,
         repeats,
-        ..RunResult::default()
+        ..summed
     };
     all.join_directions(parts)?;
     Ok(all)
@@ -336,10 +316,10 @@ fn merge_batches(parts: &[&RunResult]) -> Result<Option<BatchResult>, Error> {
     let by: BTreeSet<&str> = batches.iter().map(|b| b.by.as_str()).collect();
     Ok(batches.first().map(|first| BatchResult {
         ios: first.ios,
-        count: batches.iter().map(|b| b.count).sum(),
         latency_us: latency.summary(),
         histogram: latency.encode(),
         by: by.into_iter().collect::<Vec<_>>().join("; "),
+        ..BatchResult::merged(&batches)
     }))
 }
 
@@ -359,10 +339,9 @@ fn merge_files(parts: &[&RunResult], seconds: f64) -> Option<FilesRead> {
     let files = parts.iter().map(|p| p.files.as_ref()).collect::<Option<Vec<_>>>()?;
     let whole = files.iter().map(|f| f.whole).sum::<Option<f64>>();
     Some(FilesRead {
-        found: files.iter().map(|f| f.found).sum(),
-        read: files.iter().map(|f| f.read).sum(),
         whole,
         files_per_s: whole.filter(|_| seconds > 0.0).map(|whole| whole / seconds),
+        ..FilesRead::merged(&files)
     })
 }
 
@@ -375,13 +354,8 @@ fn merge_places(parts: &[&RunResult]) -> Option<String> {
 /// The models of all hosts together, and what the hosts together are off them.
 fn merge_foretold(parts: &[&RunResult], iops: f64) -> Option<Foretold> {
     let reported = parts.iter().map(|p| p.foretold.as_ref()).collect::<Option<Vec<_>>>()?;
-    let sum = |f: fn(&Foretold) -> f64| reported.iter().map(|t| f(t)).sum::<f64>();
-    let all = sum(|t| t.iops);
-    (all > 0.0).then(|| Foretold {
-        iops: all,
-        throughput_gib_s: sum(|t| t.throughput_gib_s),
-        off_pct: 100.0 * (iops / all - 1.0),
-    })
+    let all = Foretold::merged(&reported);
+    (all.iops > 0.0).then(|| Foretold { off_pct: 100.0 * (iops / all.iops - 1.0), ..all })
 }
 
 fn merge_repeats(parts: &[&RunResult], hosts: &Hosts) -> Vec<Repeat> {
@@ -389,12 +363,9 @@ fn merge_repeats(parts: &[&RunResult], hosts: &Hosts) -> Vec<Repeat> {
     (0..count)
         .map(|n| {
             let own: Vec<&Repeat> = parts.iter().map(|p| &p.repeats[n]).collect();
-            let seconds = own.iter().map(|r| r.seconds).fold(0.0, f64::max);
-            let (bytes, ios) = own.iter().fold((0, 0), |(b, i), r| (b + r.bytes, i + r.ios));
+            let summed = Repeat::merged(&own);
+            let Repeat { seconds, bytes, ios, .. } = summed;
             Repeat {
-                seconds,
-                bytes,
-                ios,
                 throughput_gib_s: if seconds > 0.0 { bytes as f64 / GIB / seconds } else { 0.0 },
                 iops: if seconds > 0.0 { ios as f64 / seconds } else { 0.0 },
                 // Percentiles of one repeat can't be had from those of its hosts: the slowest host's stand in.
@@ -403,7 +374,7 @@ fn merge_repeats(parts: &[&RunResult], hosts: &Hosts) -> Vec<Repeat> {
                 power: hosts
                     .power(&own.iter().map(|r| (&r.power[..], r.seconds, r.bytes)).collect::<Vec<_>>()),
                 noise: own[0].noise.clone(),
-                ..Repeat::default()
+                ..summed
             }
         })
         .collect()
@@ -432,15 +403,10 @@ fn merge_noise(parts: &[&RunResult], hosts: &Hosts) -> Noise {
     let cpus: Vec<&Cpu> = parts.iter().map(|p| &p.cpu).collect();
     let others = hosts.others(&cpus, |n| parts[n].noise.others_cores_busy);
     let throttled = |ranks: &Vec<usize>| ranks.iter().filter_map(|n| parts[*n].noise.throttled).max();
-    let most = |f: fn(&Noise) -> Option<f64>| parts.iter().filter_map(|p| f(&p.noise)).reduce(f64::max);
     Noise {
-        steal_pct: most(|n| n.steal_pct),
         others_cores_busy: others.into_iter().flatten().reduce(f64::max),
         throttled: hosts.ranks.iter().filter_map(throttled).reduce(|a, b| a + b),
-        series_cv_pct: most(|n| n.series_cv_pct),
-        stood_still_s: most(|n| n.stood_still_s),
-        cpu_limit_cores: parts.iter().filter_map(|p| p.noise.cpu_limit_cores).reduce(f64::min),
-        cpu_limited_pct: most(|n| n.cpu_limited_pct),
+        ..Noise::merged(&parts.iter().map(|p| &p.noise).collect::<Vec<_>>())
     }
 }
 

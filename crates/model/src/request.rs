@@ -233,18 +233,22 @@ impl<T: AsNumber> AsNumber for Option<T> {
 impl<T> AsNumber for Vec<T> {}
 
 /// A request with its defaults, and its table `FIELDS`, out of one row for each field. One without a row after its default isn't
-/// for users to set.
+/// for users to set. A request that records hold has, behind each type, the field's unit, and the flag by which it is set if
+/// that is another's; in braces stands an attribute.
 #[macro_export]
 macro_rules! request {
     (
         $(#[$outer:meta])* pub struct $name:ident;
-        $( $(#[$doc:meta])* $key:ident: $type:ty = $default:expr $(, $row:expr)?; )*
+        $(
+            $(#[doc = $what:literal])*
+            $key:ident: $type:ty $([$unit:literal $(, $by:literal)?])? $({$attribute:meta})? = $default:expr $(, $row:expr)?;
+        )*
     ) => {
         $(#[$outer])*
         #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub struct $name {
-            $( $(#[$doc])* pub $key: $type, )*
+            $( $(#[doc = $what])* $(#[$attribute])? pub $key: $type, )*
         }
 
         impl Default for $name {
@@ -263,6 +267,16 @@ macro_rules! request {
                     ..$row
                 },
             )? )* ];
+            /// Its table in records, if they hold it.
+            pub const PART: $crate::schema::Part = $crate::schema::Part {
+                name: stringify!($name),
+                fields: &[ $( $crate::schema::Field {
+                    name: stringify!($key),
+                    flag: concat!($( $( $by )? )?),
+                    unit: concat!($( $unit )?),
+                    what: concat!($( $what ),*),
+                }, )* ],
+            };
         }
     };
 }

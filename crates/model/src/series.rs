@@ -1,32 +1,40 @@
 //! The series of a run: its figures in intervals, one after another.
 
-use serde::{Deserialize, Serialize};
+use crate::schema::record;
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Point {
-    /// Seconds since the first I/O; the end of the interval.
-    pub t_s: f64,
-    pub gib_s: f64,
-    pub iops: f64,
-    pub latency_us_mean: Option<f64>,
-    pub latency_us_p99: Option<f64>,
-    /// Of a job that reads and writes: its reads and writes apart.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub read: Option<PointPart>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub write: Option<PointPart>,
-    pub cores_busy: Option<f64>,
-    /// True before the measured time.
-    pub warmup: bool,
-    pub repeat: u32,
+record! {
+    pub struct Point {
+        /// Seconds since the first I/O; the end of the interval.
+        pub t_s: f64 = "s";
+        /// In the interval.
+        pub gib_s: f64 = "GiB/s";
+        /// In the interval.
+        pub iops: f64 = "1/s";
+        /// Null if no I/O completed.
+        pub latency_us_mean: Option<f64> = "µs, or null";
+        /// Null if no I/O completed.
+        pub latency_us_p99: Option<f64> = "µs, or null";
+        /// The interval's reads; absent, like `write`, unless it had both.
+        pub read: Option<PointPart> = "object" [skip_serializing_if = "Option::is_none"];
+        /// The interval's writes.
+        pub write: Option<PointPart> = "object" [skip_serializing_if = "Option::is_none"];
+        /// Cores kept busy by this process.
+        pub cores_busy: Option<f64> = "cores, or null";
+        /// Whether it is before the measured time.
+        pub warmup: bool = "true or false";
+        /// From 0.
+        pub repeat: u32 = "number";
+    }
 }
 
-/// The I/Os of one direction in an interval.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct PointPart {
-    pub gib_s: f64,
-    pub iops: f64,
-    pub latency_us_mean: Option<f64>,
+record! {
+    /// The I/Os of one direction in an interval.
+    pub struct PointPart {
+        /// Of this direction, in the interval.
+        pub gib_s: f64 = "GiB/s";
+        /// Of this direction, in the interval.
+        pub iops: f64 = "1/s";
+        /// Of this direction, in the interval.
+        pub latency_us_mean: Option<f64> = "µs, or null";
+    }
 }

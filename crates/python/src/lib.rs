@@ -55,6 +55,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(source_kind, module)?)?;
     module.add_function(wrap_pyfunction!(path_abilities, module)?)?;
     module.add_function(wrap_pyfunction!(tables, module)?)?;
+    module.add_function(wrap_pyfunction!(record_parts, module)?)?;
     module.add_function(wrap_pyfunction!(prometheus_text, module)?)?;
     module.add_function(wrap_pyfunction!(check, module)?)?;
     module.add_function(wrap_pyfunction!(merge_records, module)?)?;
@@ -261,6 +262,12 @@ fn tables(py: Python<'_>) -> PyResult<String> {
         "duration_default_s": job::DURATION_DEFAULT_S,
     });
     json(py, &tables)
+}
+
+/// The tables of a record's parts, as JSON.
+#[pyfunction]
+fn record_parts(py: Python<'_>) -> PyResult<String> {
+    json(py, &record::PARTS)
 }
 
 /// A family of samples: name, type, help, and labels and value of each sample.

@@ -141,8 +141,7 @@ crate::request! {
     faults: Option<String> = None;
     /// A recorded trace in place of the users; `users` then is how many blocks move at once, `duration_s` until its last
     /// request.
-    #[serde(skip)]
-    replay: Option<Arc<Script>> = None;
+    replay: Option<Arc<Script>> {serde(skip)} = None;
 }
 
 impl KvSpec {

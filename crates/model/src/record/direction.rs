@@ -2,22 +2,28 @@
 
 use super::RunResult;
 use crate::histogram::LatencySummary;
+use crate::schema::record;
 use crate::units::BYTES_PER_GIB as GIB;
 use crate::{Error, Latency};
-use serde::{Deserialize, Serialize};
 
-/// The I/Os of one direction.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Direction {
-    pub bytes: u64,
-    pub ios: u64,
-    pub throughput_gib_s: f64,
-    pub iops: f64,
-    pub latency_us: LatencySummary,
-    /// As `RunResult::histogram`; absent where that is it, because all I/Os had this direction.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub histogram: String,
+record! {
+    /// The I/Os of one direction.
+    pub struct Direction {
+        /// Bytes read, or written; 0 for flushes.
+        pub bytes: u64 = "bytes";
+        /// Completed I/Os.
+        pub ios: u64 = "count";
+        /// `bytes` over the `seconds` of the result.
+        pub throughput_gib_s: f64 = "GiB/s";
+        /// `ios` over the `seconds` of the result.
+        pub iops: f64 = "1/s";
+        /// As that of the result, of these I/Os alone. In an open loop, I/Os that never started count in the proportion of
+        /// the mix.
+        pub latency_us: LatencySummary = "object, µs";
+        /// As that of the result, of these I/Os alone; absent where the result's is the same, because it read or wrote
+        /// alone, and from `repeats`.
+        pub histogram: String = "text" [skip_serializing_if = "String::is_empty"];
+    }
 }
 
 impl Direction {
