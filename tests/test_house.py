@@ -457,10 +457,26 @@ def test_only_a_path_knows_its_name() -> None:
     assert sorted(found) == PYTHON_ABOUT_ONE_PATH
 
 
+def test_each_record_begins_in_one_place_and_figures_have_one_table() -> None:
+    """A field of a record is a row of its part, which says how hosts merge it; and one of `figures`, if it is shown elsewhere."""
+    begun = re.compile(r"\bschema: (?:\w+::)*SCHEMA\b|\bRunRecord \{[^}]*\bid: new_id\(")
+    found = []
+    for path in files(".rs"):
+        code = re.split(r"#\[cfg\(test\)\]\s*mod \w+ \{", text_of(path))[0]
+        if crate_of(path) and path.stem != "tests" and "RunRecord" in code and begun.search(code):
+            found.append(name(path))
+    assert found == ["crates/io/src/record.rs"], found
+    parts = re.findall(r"^ +pub struct (\w+) \{", text_of(ROOT / "crates/model/src/record.rs"), re.MULTILINE)
+    by_hand = re.findall(r"^pub struct (\w+) \{", text_of(ROOT / "crates/model/src/record.rs"), re.MULTILINE)
+    assert len(parts) > 20 and not by_hand, f"a part without its table: {by_hand}"
+    gauges = [name(p) for p in files(".py") if name(p).startswith("python/") and "Gauge(" in text_of(p)]
+    assert gauges == ["python/forebay/figures.py"], gauges
+
+
 # Modules of each crate, each above those that it may use.
 LAYERS = {
     "io": """scarce threads clock crc identity process rate tls arena reactor queue stream copy build client gpu machine rdma auth
-        meter multicast""".split(),
+        meter multicast record""".split(),
     "storage": "outputs source inspect path opening".split(),
     "bench": """doctor run_kit minimum_rate schedule series pause batches verify share host_capacity io_log io_list replay
         worker_setup worker flow fleet watchdog warnings record virtual_time prediction requirements calibration purpose run

@@ -38,7 +38,7 @@ pub use forebay_model::{Error, Kind};
 pub use record::{compose_record, staged_reason, Context as RecordContext, Outcome};
 pub use requirements::{all_direct, requirements_of_job, requirements_of_record};
 pub use run::{check_job, plan_job, run_job, Plan, PlannedTarget};
-pub use virtual_time::{no_machine, virtual_path_of};
+pub use virtual_time::VirtualRun;
 pub use warnings::session_warnings;
 
 // The kit that other runs are made of: threads, what they count, and what they set up.

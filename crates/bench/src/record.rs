@@ -5,9 +5,7 @@ mod missing;
 use super::run_kit::{DirectionTally, Ran, Tally, READ, WRITE};
 use super::warnings;
 use super::worker_setup::buffers_of;
-use forebay_io::{
-    cuda_devices, current_build, cv_pct, gather_environment, new_id, online_cpus, rfc3339, CpuReading,
-};
+use forebay_io::{cuda_devices, cv_pct, online_cpus, start_record, CpuReading};
 use forebay_model::cpu::Cpu;
 use forebay_model::job::Engine;
 use forebay_model::job::JobSpec;
@@ -83,27 +81,16 @@ pub fn compose_record(context: Context, runs: &[Ran]) -> RunRecord {
     let warnings = warnings::of_runs(runs, session.as_deref());
     let paths: Vec<_> = context.targets.iter().flat_map(Target::files).map(|(f, _)| f.path.clone()).collect();
     let simulated = context.targets.iter().any(Target::is_simulated);
+    let origin = if simulated { "simulated" } else { "measured" };
     RunRecord {
-        schema: SCHEMA.into(),
-        id: new_id(),
-        started: rfc3339(context.started),
-        origin: if simulated { "simulated" } else { "measured" }.into(),
-        forebay: current_build(),
-        environment: gather_environment(&paths),
         job: job_of(&context, runs[0].resources.queues),
         path,
-        command: context.command,
         cache,
         cufile,
         result,
-        training: None,
-        checkpoint: None,
-        feed: None,
-        kvcache: None,
-        train: None,
-        infer: None,
         missing,
         warnings,
+        ..start_record(context.command, context.started, origin, &paths)
     }
 }
 

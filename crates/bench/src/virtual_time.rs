@@ -3,8 +3,7 @@
 
 use super::record::{pattern_of, GIB};
 use super::Outcome;
-use forebay_io::{current_build, gather_environment, new_id, rfc3339};
-use forebay_model::cpu::Cpu;
+use forebay_io::start_record;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{JobSpec, PathKind, DURATION_DEFAULT_S};
 use forebay_model::record::*;
@@ -15,24 +14,13 @@ use forebay_storage::{Paths, SourcePlan};
 use std::collections::BTreeMap;
 
 const NO_MACHINE: &str = "virtual time: no machine took part";
-/// Fields that no drive on paper fills, whatever was played on it.
+/// Fields that no drive on paper fills, whatever was played on it, besides the nulls of the result itself.
 const NULL_FIELDS: &[&str] = &[
     "cache.resident_before",
     "cache.resident_after",
     "cache.device_bytes",
-    "result.copy_latency_us",
-    "result.foretold",
     "result.cpu",
     "result.power",
-    "result.verified_on",
-    "result.noise.steal_pct",
-    "result.noise.others_cores_busy",
-    "result.noise.throttled",
-    "result.noise.series_cv_pct",
-    "result.noise.stood_still_s",
-    "result.noise.cpu_limit_cores",
-    "result.noise.cpu_limited_pct",
-    "result.steady_after_s",
     "result.targets[].cache",
     "result.summary.cpu_s_per_gib_median",
 ];
@@ -66,30 +54,20 @@ pub(crate) fn run(
         queues: job.workers,
         spec: job.clone(),
     };
-    let source = format!("{} simulated in virtual time: {}", model.name, model.source);
-    let record = RunRecord {
-        schema: SCHEMA.into(),
-        id: new_id(),
-        started: rfc3339(started),
-        command,
-        origin: "simulated".into(),
-        forebay: current_build(),
-        environment: gather_environment(&[]),
+    let no_spread = ["result.summary.throughput_gib_s_sd", "result.summary.throughput_gib_s_ci95"];
+    let one = "one repeat has no spread; ‹repeat› 5";
+    let own =
+        no_spread.into_iter().filter(|_| job.repeat < 2).map(|field| (field.to_owned(), one.to_owned()));
+    let record = VirtualRun {
+        model: &model,
         job: job_ran,
-        path: virtual_path_of(job.path, &model, "the path itself costs"),
-        cufile: None,
-        cache: CacheState { policy: "none".into(), ..CacheState::default() },
+        path: job.path,
+        free: "the path itself costs",
+        real: "a real source",
         result,
-        training: None,
-        checkpoint: None,
-        feed: None,
-        kvcache: None,
-        train: None,
-        infer: None,
-        missing: missing(job),
-        warnings: vec![Warning { id: "simulated".into(), text: source, next: "a real source".into() }],
+        missing: own.collect(),
     };
-    Ok(Outcome { record, failure: None })
+    Ok(Outcome { record: record.record(command, started), failure: None })
 }
 
 /// Each repeat, and what comes of them.
@@ -222,32 +200,49 @@ fn refuse_what_time_cannot_show(job: &JobSpec) -> Result<(), Error> {
     }
 }
 
-/// `free`: what costs nothing there.
-pub fn virtual_path_of(path: PathKind, model: &DriveModel, free: &str) -> PathRan {
-    PathRan {
-        ran: Paths::find(path).map_or("host", |path| path.name()).into(),
-        requested: Paths::name_of(path).into(),
-        reason: Some(format!("simulated: {} in virtual time; {free} nothing there", model.name)),
-        engine: "model".into(),
-        destination: "none".into(),
-        slot_pages: "none".into(),
-        ..PathRan::default()
-    }
+/// A run on a modelled drive in virtual time, before it becomes a record.
+pub struct VirtualRun<'a> {
+    pub model: &'a DriveModel,
+    pub job: Job,
+    pub path: PathKind,
+    /// What costs nothing there, with its verb.
+    pub free: &'a str,
+    /// What to run to measure.
+    pub real: &'a str,
+    pub result: RunResult,
+    /// Why fields are null that a machine would have had no part in, or that no result of virtual time has.
+    pub missing: BTreeMap<String, String>,
 }
 
-/// Why fields are null in a record of virtual time: the common ones, and `more`.
-pub fn no_machine(more: &[&str]) -> BTreeMap<String, String> {
-    let cpu = Cpu::default().fields().map(|(name, _)| format!("result.cpu.{name}"));
-    let fields = NULL_FIELDS.iter().chain(more).map(|f| (*f).to_owned()).chain(cpu);
-    fields.map(|field| (field, NO_MACHINE.to_owned())).collect()
-}
-
-fn missing(job: &JobSpec) -> BTreeMap<String, String> {
-    let mut missing = no_machine(&[]);
-    if job.repeat < 2 {
-        for field in ["result.summary.throughput_gib_s_sd", "result.summary.throughput_gib_s_ci95"] {
-            missing.insert(field.into(), "one repeat has no spread; ‹repeat› 5".into());
-        }
+impl VirtualRun<'_> {
+    /// Fields that are null since no machine took part.
+    pub fn no_machine(fields: &[&str]) -> BTreeMap<String, String> {
+        fields.iter().map(|field| ((*field).to_owned(), NO_MACHINE.to_owned())).collect()
     }
-    missing
+
+    pub fn record(self, command: Vec<String>, started: u64) -> RunRecord {
+        let model = self.model;
+        let text = format!("{} simulated in virtual time: {}", model.name, model.source);
+        let path = PathRan {
+            ran: Paths::find(self.path).map_or("host", |path| path.name()).into(),
+            requested: Paths::name_of(self.path).into(),
+            reason: Some(format!("simulated: {} in virtual time; {} nothing there", model.name, self.free)),
+            engine: "model".into(),
+            destination: "none".into(),
+            slot_pages: "none".into(),
+            ..PathRan::default()
+        };
+        let mut record = RunRecord {
+            job: self.job,
+            path,
+            cache: CacheState { policy: "none".into(), ..CacheState::default() },
+            result: self.result,
+            missing: VirtualRun::no_machine(NULL_FIELDS),
+            warnings: vec![Warning { id: "simulated".into(), text, next: self.real.into() }],
+            ..start_record(command, started, "simulated", &[])
+        };
+        record.missing.extend(self.missing);
+        record.explain_nulls(NO_MACHINE);
+        record
+    }
 }

@@ -20,6 +20,7 @@ mod queue;
 mod rate;
 mod rdma;
 mod reactor;
+mod record;
 mod scarce;
 mod stream;
 mod threads;
@@ -32,6 +33,7 @@ pub use build::{current_build, set_build_commit};
 pub use clock::{monotonic_now, rfc3339, wall_seconds};
 pub use identity::{name_taken, new_id, Identity as FileIdentity};
 pub use process::{is_process_gone, process_id, settle_in_process, PerProcess};
+pub use record::start_record;
 pub use scarce::{announce_scarcity, Allocator};
 pub use threads::{
     allowed_cpus, cpus_of_node, named_cpus, named_numa_nodes, numa_nodes, online_cpus, settle_thread_as,
@@ -112,7 +114,7 @@ pub use gpu::{
 
 // Facts about the machine, and what doctor finds.
 pub use machine::drives::DriveFacts;
-pub use machine::environment::{card_of_device, environment_under, gather_environment};
+pub use machine::environment::{card_of_device, gather_environment};
 pub use machine::filesystem::{direct_alignment, filesystem_facts};
 pub use machine::finding::{counted, Area as CheckArea, Check, CheckState};
 pub use machine::gpu::{GpuDevice, GpuFacts};

@@ -6,8 +6,8 @@ mod targets;
 
 use super::verdict::Facts;
 use super::*;
+use forebay_io::gather_environment;
 use forebay_io::CheckState;
-use forebay_io::{environment_under, gather_environment};
 use machine::{Machine, GPU};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -385,7 +385,7 @@ fn the_environment_card_comes_quickly_and_names_this_machine() {
 #[test]
 fn an_empty_machine_is_no_reason_to_fail() {
     let empty = tempfile::tempdir().unwrap();
-    let card = environment_under(&Roots::under(empty.path()), &[]);
+    let card = Roots::under(empty.path()).environment(&[]);
     assert_eq!((card.memory_bytes, card.cores, card.gpus.len()), (0, 0, 0));
     examine_with(&Roots::under(empty.path()), source::parse(None).unwrap(), &Surroundings::default());
 }
@@ -414,7 +414,7 @@ proptest! {
             std::fs::write(path, &garbage[index % garbage.len()]).unwrap();
         }
         let roots = machine.roots();
-        environment_under(&roots, &[PathBuf::from("/")]);
+        roots.environment(&[PathBuf::from("/")]);
         for name in drives::DriveFacts::all(&roots).iter().chain(&["nvme0n1".to_string(), "md0".into()]) {
             drives::checks(&[drives::DriveFacts::read(&roots, name)]);
         }

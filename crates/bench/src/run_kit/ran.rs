@@ -7,6 +7,7 @@ use forebay_model::series::Point;
 use forebay_model::Error;
 
 /// The results of one run.
+#[derive(Default)]
 pub struct Ran {
     pub seconds: f64,
     pub tallies: Vec<Tally>,

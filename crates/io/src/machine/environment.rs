@@ -14,14 +14,16 @@ const CARD_NVML: Duration = Duration::from_millis(35);
 /// The environment part of a record, for what lies at `paths`. Takes under 50 ms and never
 /// fails: what isn't known stays null or empty.
 pub fn gather_environment(paths: &[PathBuf]) -> Environment {
-    environment_under(&Roots::host(), paths)
+    Roots::host().environment(paths)
 }
 
-pub fn environment_under(roots: &Roots, paths: &[PathBuf]) -> Environment {
-    let names = DriveFacts::behind(roots, paths.iter().filter_map(|path| device_number(path)));
-    let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::read(roots, n)).collect();
-    let filesystem = paths.iter().find_map(|path| filesystem::filesystem_facts(roots, path));
-    card_of_device(roots, &host::Host::gather(roots), &gpu::within(roots, CARD_NVML), &drives, filesystem)
+impl Roots {
+    pub fn environment(&self, paths: &[PathBuf]) -> Environment {
+        let names = DriveFacts::behind(self, paths.iter().filter_map(|path| device_number(path)));
+        let drives: Vec<DriveFacts> = names.iter().map(|n| DriveFacts::read(self, n)).collect();
+        let filesystem = paths.iter().find_map(|path| filesystem::filesystem_facts(self, path));
+        card_of_device(self, &host::Host::gather(self), &gpu::within(self, CARD_NVML), &drives, filesystem)
+    }
 }
 
 pub fn card_of_device(

@@ -3,8 +3,8 @@
 use super::Loader;
 use crate::Report;
 use forebay_io::{
-    current_build, disk_name, gather_environment, monotonic_now, new_id, online_cpus, rfc3339, wall_seconds,
-    CpuClock, CpuReading, DiskCounters, NoiseGuard,
+    disk_name, monotonic_now, online_cpus, start_record, wall_seconds, CpuClock, CpuReading, DiskCounters,
+    NoiseGuard,
 };
 use forebay_model::cpu::Cpu;
 use forebay_model::feed::{Feed, Shuffle};
@@ -216,21 +216,15 @@ impl Loader {
             (job.data_bytes, job.spec.io_bytes) = (elsewhere.data_bytes, elsewhere.sample_bytes);
         }
         let mut record = RunRecord {
-            schema: SCHEMA.into(),
-            id: new_id(),
-            started: rfc3339(started),
-            command: reported.command,
-            origin: "measured".into(),
-            forebay: current_build(),
-            environment: gather_environment(&paths),
             job,
             path,
             cache,
             result,
             feed: Some(feed),
             missing,
-            ..RunRecord::default()
+            ..start_record(reported.command, started, "measured", &paths)
         };
+        record.explain_nulls("not measured by a loader");
         warnings::add(&mut record);
         record
     }

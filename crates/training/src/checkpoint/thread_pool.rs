@@ -162,10 +162,8 @@ impl ThreadPool {
             points: watch.points,
             readings,
             interrupted: watch.interrupted && !whole,
-            stood_still_s: 0.0,
-            steady_after_s: None,
-            broken: None,
             resources: self.resources.clone(),
+            ..RanWindow::default()
         };
         Ok(StepRan { step, ran, ranks, fsync, made, failed })
     }

@@ -5,7 +5,7 @@ use super::run_state::{Totals, Waited};
 use super::worker::Latencies as Measured;
 use super::Shared;
 use forebay_bench::{session_warnings, staged_reason, Readings};
-use forebay_io::{current_build, cv_pct, gather_environment, new_id, online_cpus, rfc3339, CpuReading};
+use forebay_io::{cv_pct, online_cpus, start_record, CpuReading};
 use forebay_model::cpu::Cpu;
 use forebay_model::job::{JobSpec, Op, Origin, PathKind};
 use forebay_model::record::*;
@@ -106,28 +106,19 @@ pub(crate) fn compose(shared: &Shared, command: Vec<String>, started: u64, ran: 
     let cufile = cufile_of(shared, &mut path, &mut missing);
     let job = Job { data_bytes: totals.bytes / u64::from(shared.spec.epochs.max(1)), ..job_of(shared) };
     let simulated = shared.model.is_some() || shared.io_mode.probe.is_simulated();
+    let origin = if simulated { "simulated" } else { "measured" };
     let mut record = RunRecord {
-        schema: SCHEMA.into(),
-        id: new_id(),
-        started: rfc3339(started),
-        command,
-        origin: if simulated { "simulated" } else { "measured" }.into(),
-        forebay: current_build(),
-        environment: gather_environment(&paths_of(shared)),
         job,
         path,
         cache,
         cufile,
         training: Some(training),
-        checkpoint: None,
-        feed: None,
-        kvcache: None,
-        train: None,
-        infer: None,
         result,
         missing,
         warnings: warnings_of(shared),
+        ..start_record(command, started, origin, &paths_of(shared))
     };
+    record.explain_nulls("not measured in an emulated run");
     forebay_model::warnings::add(&mut record);
     record
 }

@@ -1,8 +1,8 @@
 //! `--data model:NAME`: accelerators fed by a modelled drive, without content and without a clock.
 
 use super::{EmulateOutcome, EmulateProgress};
-use forebay_bench::{no_machine, virtual_path_of, Observer};
-use forebay_io::{current_build, gather_environment, new_id, rfc3339, wall_seconds};
+use forebay_bench::{Observer, VirtualRun};
+use forebay_io::wall_seconds;
 use forebay_model::device::DriveModel;
 use forebay_model::job::JobSpec;
 use forebay_model::record::*;
@@ -110,30 +110,16 @@ fn record(
     command: Vec<String>,
     started: u64,
 ) -> RunRecord {
-    let text = format!("{} simulated in virtual time: {}", model.name, model.source);
-    let warnings = vec![Warning { id: "simulated".into(), text, next: "a real source".into() }];
-    let mut record = RunRecord {
-        schema: SCHEMA.into(),
-        id: new_id(),
-        started: rfc3339(started),
-        command,
-        origin: "simulated".into(),
-        forebay: current_build(),
-        environment: gather_environment(&[]),
+    let run = VirtualRun {
+        model,
         job: job_of(spec, setup),
-        path: virtual_path_of(spec.path, model, "the path and the client cost"),
-        cufile: None,
-        cache: CacheState { policy: "none".into(), ..CacheState::default() },
+        path: spec.path,
+        free: "the path and the client cost",
+        real: "a real source",
         result: result_of(spec, &played),
-        training: Some(played.training),
-        checkpoint: None,
-        feed: None,
-        kvcache: None,
-        train: None,
-        infer: None,
-        missing: no_machine(NULL_FIELDS),
-        warnings,
+        missing: VirtualRun::no_machine(NULL_FIELDS),
     };
+    let mut record = RunRecord { training: Some(played.training), ..run.record(command, started) };
     warnings::add(&mut record);
     record
 }

@@ -65,10 +65,8 @@ pub(super) fn outcome(
         points: ran.points,
         readings: ran.readings,
         interrupted: ran.was_stopped,
-        stood_still_s: 0.0,
-        steady_after_s: None,
-        broken: None,
         resources: ran.resources,
+        ..Window::default()
     };
     let targets = [ran.target];
     let in_memory = folder.in_memory;

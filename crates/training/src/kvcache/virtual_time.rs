@@ -1,8 +1,8 @@
 //! `--dir model:NAME`: the cache on a modelled drive, without content and without a clock.
 
 use super::{no_entry, Done, RankDone};
-use forebay_bench::{no_machine, virtual_path_of, Observer, Outcome, Phase, Progress};
-use forebay_io::{current_build, gather_environment, new_id, rfc3339, wall_seconds};
+use forebay_bench::{Observer, Outcome, Phase, Progress, VirtualRun};
+use forebay_io::wall_seconds;
 use forebay_model::device::DriveModel;
 use forebay_model::job::{Op, PathKind};
 use forebay_model::kvcache::record::Circumstance;
@@ -114,18 +114,10 @@ fn record_of(
     command: Vec<String>,
     started: u64,
 ) -> RunRecord {
-    let text = format!("{} simulated in virtual time: {}", model.name, model.source);
-    let warnings = vec![Warning { id: "simulated".into(), text, next: "a real folder".into() }];
-    let mut missing = no_machine(NULL_FIELDS);
+    let mut missing = VirtualRun::no_machine(NULL_FIELDS);
     no_entry(&played.kvcache, &mut missing, "virtual time moves whole entries");
-    let mut record = RunRecord {
-        schema: SCHEMA.into(),
-        id: new_id(),
-        started: rfc3339(started),
-        command,
-        origin: "simulated".into(),
-        forebay: current_build(),
-        environment: gather_environment(&[]),
+    let run = VirtualRun {
+        model,
         job: Job {
             source: spec.dir.clone(),
             pattern: "sequential".into(),
@@ -134,19 +126,13 @@ fn record_of(
             queues: spec.workers.unwrap_or(1),
             spec: super::job_of(spec),
         },
-        path: virtual_path_of(PathKind::Host, model, "the path and the client cost"),
-        cufile: None,
-        cache: CacheState { policy: "none".into(), ..CacheState::default() },
+        path: PathKind::Host,
+        free: "the path and the client cost",
+        real: "a real folder",
         result: result_of(spec, &played),
-        training: None,
-        checkpoint: None,
-        feed: None,
-        kvcache: Some(played.kvcache),
-        train: None,
-        infer: None,
         missing,
-        warnings,
     };
+    let mut record = RunRecord { kvcache: Some(played.kvcache), ..run.record(command, started) };
     warnings::add(&mut record);
     record
 }
