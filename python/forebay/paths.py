@@ -1,9 +1,13 @@
-"""Data paths by their names, as the engine describes them: this process knows none."""
+"""Data paths by their names. What each can, the engine says; records and plans are read without it, by the names below."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import NamedTuple
+
+BOUNCE, GDS = "bounce", "gds"
+# What a record says of GPUDirect Storage whose bytes, or some of them, went by cuFile's compatibility mode.
+GDS_COMPAT, GDS_MIXED = "gds-compat", "gds-mixed"
 
 
 class Abilities(NamedTuple):

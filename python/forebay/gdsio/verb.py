@@ -28,6 +28,7 @@ from forebay.errors import (
 from forebay.gdsio import cufile, flags, job_file, jobs, machine, output
 from forebay.gdsio.request import Request
 from forebay.gdsio.wording import in_gdsios_words
+from forebay.paths import BOUNCE
 
 Record = dict[str, Any]
 
@@ -202,7 +203,7 @@ def _exit_code(record: Record) -> int:
 def _refuse_host_copy(request: Request, record: Record, allowed: bool) -> None:
     """A copy that ended in host memory is not what -x 2, 3 or 4 asked for, unless that was allowed."""
     path = record["path"]
-    if path["ran"] == "bounce" and path["destination"] == "host" and not allowed:
+    if path["ran"] == BOUNCE and path["destination"] == "host" and not allowed:
         found = (
             f"the copy went to host memory ({path['reason']})"
             if path.get("reason")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import RunError
+from forebay.paths import BOUNCE, GDS, GDS_COMPAT, GDS_MIXED
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Xfer:
 
     @property
     def needs_cufile(self) -> bool:
-        return self.path == "gds"
+        return self.path == GDS
 
     @property
     def needs_gpu(self) -> bool:
@@ -45,7 +46,7 @@ XFERS = (
         "GPU_DIRECT",
         "GPUD",
         None,
-        "gds",
+        GDS,
         1,
         False,
         "storage to GPU through cuFile, one call at a time per thread",
@@ -56,7 +57,7 @@ XFERS = (
         "CPU_GPU",
         "CPU_GPU",
         "CPU_HOST",
-        "bounce",
+        BOUNCE,
         1,
         False,
         "storage to host with O_DIRECT, then a copy to the GPU",
@@ -66,7 +67,7 @@ XFERS = (
         "CPU_ASYNC_GPU",
         "CPU_ASYNC_GPU",
         "CPU_ASYNC_HOST",
-        "bounce",
+        BOUNCE,
         2,
         False,
         "the same with two buffers per thread: one is read while the other is copied",
@@ -76,7 +77,7 @@ XFERS = (
         "CPU_CACHED_GPU",
         "CPU_CACHED_GPU",
         "CPU_CACHED_HOST",
-        "bounce",
+        BOUNCE,
         1,
         True,
         "storage to page cache to host, then a copy to the GPU",
@@ -86,18 +87,18 @@ XFERS = (
         "GPU_DIRECT_ASYNC",
         "GPUD_ASYNC",
         None,
-        "gds",
+        GDS,
         1,
         False,
         "storage to GPU through cuFile's stream calls",
     ),
-    Xfer(6, "GPU_BATCH", "GPU_BATCH", None, "gds", 1, False, "storage to GPU through cuFile's batch calls"),
+    Xfer(6, "GPU_BATCH", "GPU_BATCH", None, GDS, 1, False, "storage to GPU through cuFile's batch calls"),
     Xfer(
         7,
         "GPU_BATCH_STREAM",
         "GPU_BATCH_STREAM",
         None,
-        "gds",
+        GDS,
         1,
         False,
         "storage to GPU through cuFile's stream calls, in groups",
@@ -113,11 +114,11 @@ def label(xfer: Xfer, record: dict[str, Any]) -> str:
     Raises RunError where the path that ran is none that the type can stand for.
     """
     ran, destination = record["path"]["ran"], record["path"]["destination"]
-    if xfer.path == "gds" and ran in ("gds", "gds-compat", "gds-mixed"):
+    if xfer.path == GDS and ran in (GDS, GDS_COMPAT, GDS_MIXED):
         path = record["path"]
-        direct = ran == "gds" and not path["staged_bytes"] and not path.get("compat_bytes")
+        direct = ran == GDS and not path["staged_bytes"] and not path.get("compat_bytes")
         return xfer.label if direct else f"{xfer.label}_COMPAT"
-    if xfer.path == "bounce" and ran == "bounce":
+    if xfer.path == BOUNCE and ran == BOUNCE:
         return xfer.label if destination.startswith("gpu:") else str(xfer.host_label)
     if xfer.path == ran == "host":
         return xfer.label

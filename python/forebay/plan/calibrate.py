@@ -15,6 +15,7 @@ from typing import Any
 
 from forebay.doubts import contradictions
 from forebay.errors import RequestError
+from forebay.paths import GDS
 from forebay.plan import catalogue, cores, cpu, flow
 from forebay.plan.fit import gain_nats
 from forebay.plan.frozen import replace
@@ -82,7 +83,7 @@ def _line(line: str, where: str, drive: str, drives: int | None) -> list[Found]:
     match = LINE.search(line)
     if not match or not line.startswith(("IoType: READ", "IoType: RANDREAD")):
         return []
-    path = "gds" if match["type"] in DIRECT else "cpu"
+    path = GDS if match["type"] in DIRECT else "cpu"
     kib, threads, rate = (_float(match[name]) for name in ("kib", "threads", "rate"))
     if min(kib, threads, rate) <= 0:
         return []
@@ -119,7 +120,7 @@ def _of_record(document: Any, where: str, drive: str, drives: int | None) -> lis
     rate, size = result.get("throughput_gib_s"), job.get("io_bytes")
     if not rate or not size or job.get("op", "read") not in ("read", "randread"):
         return []
-    path = "gds" if (record.get("path") or {}).get("ran") == "gds" else "cpu"
+    path = GDS if (record.get("path") or {}).get("ran") == GDS else "cpu"
     remote = any(source.is_by_socket for source in _sources(job))
     queues = min(float(job.get("queues") or flow.QUEUES_MAX), flow.QUEUES_MAX) if remote else None
     load = flow.Load(
@@ -252,7 +253,7 @@ def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives
     workers, depth = float(options.get("numjobs", 1)), float(options.get("iodepth", 1))
     if engine in SYNCHRONOUS:
         depth = 1.0
-    path = "gds" if engine == "libcufile" and options.get("cuda_io", "cufile") == "cufile" else "cpu"
+    path = GDS if engine == "libcufile" and options.get("cuda_io", "cufile") == "cufile" else "cpu"
     load = flow.Load(drive, parse_bytes(size, "bs") / 1024, workers, path, drives=drives or 1, depth=depth)
     flow.check([load])
     # Without group_reporting each clone has an entry of its own; with it, one has the mean of all.
@@ -260,7 +261,7 @@ def _fio_job(document: dict[str, Any], clones: Sequence[Any], drive: str, drives
     user, system = (sum(_number(j, name) for j in clones) * threads / 100 for name in ("usr_cpu", "sys_cpu"))
     work = cpu.Work(path, load.io_kib, rate / GIB)
     reported = all("usr_cpu" in j and "sys_cpu" in j for j in clones) and 0 < user + system < math.inf
-    doubt = "" if path == "gds" or _is_on(options.get("direct")) else "without direct=1 the data may have come from memory"
+    doubt = "" if path == GDS or _is_on(options.get("direct")) else "without direct=1 the data may have come from memory"
     spent = cores.Spent(work, user, system) if reported else None
     return Found(flow.Measured(load, work.gibps), "", spent=spent, doubt=doubt)
 

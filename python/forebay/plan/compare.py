@@ -11,6 +11,7 @@ from typing import Any
 
 from forebay.errors import RequestError
 from forebay.numbers import figure
+from forebay.paths import GDS
 from forebay.plan import answer, assume, whatif
 from forebay.plan.planner import Planner
 from forebay.plan.system import System, make
@@ -77,7 +78,7 @@ def compare(planner: Planner, base: System, lists: Mapping[str, list[Any]], more
     by, name, less = next(entry for entry in BY if entry[0] in rows[0])
     place = {_place(r["query"]): r for r in rows}
     for r in rows:
-        beside = place.get((*_place(r["query"])[:2], "local", "gds"))
+        beside = place.get((*_place(r["query"])[:2], "local", GDS))
         r["of_local_gds"] = _gain(beside[by], r[by], less) if beside is not None else None
     assumed = [a for a in assume.listed(planner, assume.with_requests(planner, asked[0])) if a.name not in VARIED]
     return {
@@ -114,7 +115,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], key: str, by: str, name: str, les
     """What remote instead of local, or bounce instead of GPUDirect Storage, changes: over all pairs of rows; "" without one."""
     first, second, words = {
         "location": ("local", "remote", "remote instead of local"),
-        "path": ("gds", "cpu", "a bounce buffer instead of GPUDirect Storage"),
+        "path": (GDS, "cpu", "a bounce buffer instead of GPUDirect Storage"),
     }[key]
     at = AXES.index(key)
     others = {_place(r["query"]): r for r in rows}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forebay.paths import GDS
 from forebay.plan.cpu import PATHS, Work
 from forebay.plan.estimate import Estimate, from_log
 from forebay.plan.fit import Data, Posterior, Prior, fit, many
@@ -27,7 +28,7 @@ ANY = "usual of Linux; no published figure has kernel time"
 
 def _priors() -> tuple[Prior, ...]:
     found = []
-    for path, request, mib, kernel_request, kernel_mib in (("gds", 1.8, 0.5, 3.0, 5.0), ("cpu", 11.0, 7.0, 6.0, 20.0)):
+    for path, request, mib, kernel_request, kernel_mib in ((GDS, 1.8, 0.5, 3.0, 5.0), ("cpu", 11.0, 7.0, 6.0, 20.0)):
         found += [
             Prior(f"user_core_request[{path}]", request, 0.7, "core-us per request", "prior", TABLE),
             Prior(f"user_core_mib[{path}]", mib, 0.7, "core-us per MiB", "prior", TABLE),

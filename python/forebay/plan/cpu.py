@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forebay.paths import GDS
 from forebay.plan.estimate import Z80, Estimate, capped, from_log
 from forebay.plan.fit import Data, Posterior, Prior, fit, many
 from forebay.plan.frozen import replace
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from forebay.plan.fit import Array
 
 # Paths that plans know, and what an answer calls them.
-PATH_WORDS = {"gds": "GPUDirect Storage", "cpu": "through CPU memory"}
+PATH_WORDS = {GDS: "GPUDirect Storage", "cpu": "through CPU memory"}
 PATHS = tuple(PATH_WORDS)
 NOISE = 0.05
 # Two decimals of a per cent: uniform within half a unit of the last.

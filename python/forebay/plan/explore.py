@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 import forebay
+from forebay.paths import BOUNCE, GDS
 from forebay.plan import answer, assume, catalogue, decide, flow, models
 from forebay.plan.cpu import PATHS
 from forebay.plan.frozen import replace
@@ -160,7 +161,7 @@ def document(planner: Planner, system: System, own: bool, choices: Choices) -> d
     trained = [w for w in choices.workloads if w != IO]
     found = {
         "drives": list(choices.names),
-        "paths": [{"gds": "gds", "cpu": "bounce"}[p] for p in choices.paths],
+        "paths": [{GDS: GDS, "cpu": BOUNCE}[p] for p in choices.paths],
         "requests": list(choices.requests),
         "workloads": list(choices.workloads),
         "counts": list(choices.counts),
@@ -246,7 +247,7 @@ def _seen(planner: Planner, system: System, own: bool, choices: Choices, name: s
                 continue
             label = AS_PUBLISHED if not mine else f"{system.workers * system.depth} as asked"
             fits = not mine or load.workers * load.depth == system.workers * system.depth
-            path = "cpu" if load.path != "gds" else "gds"
+            path = "cpu" if load.path != GDS else GDS
             if not fits or label not in choices.requests or path not in choices.paths:
                 continue
             queues = _nearest(choices, load.queues or flow.QUEUES_MAX) if load.remote else 0

@@ -29,6 +29,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from forebay.errors import RequestError
+from forebay.paths import GDS
 from forebay.plan import catalogue
 from forebay.plan.estimate import FAR_SD, Estimate, bottleneck, capped, far, from_sides
 from forebay.plan.fit import Data, Posterior, Prior, fit, likelihood, many, weights
@@ -93,7 +94,7 @@ class Load:
     drive: str
     io_kib: float
     workers: float
-    path: str = "gds"
+    path: str = GDS
     remote: bool = False
     drives: float = 1
     depth: float = 1
@@ -128,7 +129,7 @@ class Rows:
         self.remote = np.array([x.remote for x in loads], dtype=bool)
         self.queues = np.array([QUEUES_MAX if x.queues is None else x.queues for x in loads], dtype=float)
         self.dpus = np.array([x.dpus for x in loads], dtype=float)
-        self.cpu_path = np.array([x.path not in ("gds",) for x in loads], dtype=bool)
+        self.cpu_path = np.array([x.path not in (GDS,) for x in loads], dtype=bool)
         self.cap = np.array([math.inf if x.cap_gibps is None else x.cap_gibps for x in loads], dtype=float)
         sheets = {name: catalogue.drive(name, more) for name in dict.fromkeys(x.drive for x in loads)}
         medians = [p.median for p in SHARED] + [p.median for n in names for p in drive_priors(catalogue.drive(n, more))]

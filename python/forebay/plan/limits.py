@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from forebay.paths import GDS
 from forebay.plan import flow, pcie
 from forebay.plan.estimate import Z80
 from forebay.plan.frozen import replace
@@ -19,7 +20,7 @@ def links(system: System) -> dict[str, float]:
     # Emulated accelerators, and entries of a KV cache, end in memory; a real job's bytes go on to GPUs.
     in_memory = system.caches or system.emulated and system.workload != JOB and not system.modelled
     if system.pcie:
-        to = pcie.MEMORY if in_memory else pcie.DIRECT if system.path == "gds" else pcie.STAGED
+        to = pcie.MEMORY if in_memory else pcie.DIRECT if system.path == GDS else pcie.STAGED
         remote = system.location == "remote"
         drives = system.drives if remote else system.drives // system.hosts
         found |= {name: most * system.hosts for name, most in pcie.limits(system.pcie, drives, remote, to).items()}

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError
+from forebay.paths import GDS
 from forebay.plan import catalogue, cores, cpu, dlrm, flow, others, random_reads, starting, training
 from forebay.plan.frozen import replace
 from forebay.plan.own import Own
@@ -182,7 +183,7 @@ def load_of(row: Row, where: str = "") -> flow.Load:
         drive=row["drive"],
         io_kib=kib,
         workers=workers,
-        path=row.get("path", "gds") or "gds",
+        path=row.get("path", GDS) or GDS,
         remote=remote,
         queues=_queues(row, remote, where),
     )

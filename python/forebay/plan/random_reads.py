@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forebay.paths import GDS
 from forebay.plan import catalogue
 from forebay.plan.estimate import Estimate, bottleneck, capped, from_sides
 from forebay.plan.fit import Data, Posterior, Prior, fit
@@ -49,7 +50,7 @@ class Rows:
         import numpy as np
 
         self.metric = np.array([METRICS.index(p.metric) for p in points], dtype=int)
-        self.gds = np.array([p.path == "gds" for p in points], dtype=bool)
+        self.gds = np.array([p.path == GDS for p in points], dtype=bool)
         self.kib = np.array([p.io_kib for p in points], dtype=float)
         self.workers = np.array([p.workers for p in points], dtype=float)
         self.pairs = np.array([p.pairs for p in points], dtype=float)

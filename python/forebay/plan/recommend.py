@@ -16,6 +16,7 @@ from typing import Any
 
 from forebay.errors import RequestError
 from forebay.numbers import figure
+from forebay.paths import GDS
 from forebay.plan import answer, assume, catalogue, decide, flow, models
 from forebay.plan.decide import OF_DRIVES, READERS, words
 from forebay.plan.estimate import Estimate
@@ -464,7 +465,7 @@ def _why_not(target: Target, short: Sequence[Choice]) -> str:
 def _advice(planner: Planner, system: System, target: Target) -> list[str]:
     """GDS or not; balance, at what was asked for, as the decision has it."""
     system = replace(system, accelerators=target.accelerators)
-    base, other = (replace(system, path=p) for p in ("cpu", "gds"))
+    base, other = (replace(system, path=p) for p in ("cpu", GDS))
     plain, direct = answer.rates(planner, [base, other])
     change = 100 * (direct.value / plain.value - 1)
     saved = answer.user_cpu(planner, base, plain).value - answer.user_cpu(planner, other, direct).value

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forebay.numbers import figure
+from forebay.paths import BOUNCE, GDS
 from forebay.plan import decide
 from forebay.table import table
 from forebay.units import format_bytes
@@ -195,7 +196,7 @@ def compare(document: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", *table(rows)])
 
 
-PATH_WORDS = {"gds": "gds", "cpu": "bounce"}
+PATH_WORDS = {GDS: GDS, "cpu": BOUNCE}
 
 
 def whatif(axes: Sequence[str], points: Sequence[Mapping[str, Any]]) -> str:

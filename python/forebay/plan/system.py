@@ -8,6 +8,7 @@ from typing import Any
 
 from forebay.emulate.workloads import RULES
 from forebay.errors import RequestError
+from forebay.paths import BOUNCE, GDS
 from forebay.plan import catalogue, flow, jobs, models, pcie
 from forebay.plan.cpu import PATHS
 from forebay.plan.jobs import IO, JOB, KVCACHE
@@ -16,7 +17,7 @@ from forebay.units import parse_bytes, parse_gib_s
 
 LOCATIONS = ("local", "remote")
 # Elsewhere in Forebay the path through CPU memory is called by what it does there.
-ALIASES = {"path": {"bounce": "cpu"}}
+ALIASES = {"path": {BOUNCE: "cpu"}}
 COUNT_MAX = 1_000_000
 
 
@@ -41,7 +42,7 @@ class System:
     io_size: int = 1 << 20
     workers: int = 24
     depth: int = 1
-    path: str = "gds"
+    path: str = GDS
     link: float | None = None
     sharers: int = 1
     workload: str = IO

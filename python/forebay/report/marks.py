@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from forebay.paths import BOUNCE, GDS, GDS_COMPAT, GDS_MIXED
 from forebay.report.runs import Point, Study
 from forebay.report.tables import THROUGHPUT
 
 # Okabe and Ito's colours, told apart with any colour vision, in an order in which neighbours differ most.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c6d31")
-PATH_COLOURS = {"host": 0, "bounce": 1, "mapped": 2, "gds": 3, "gds-mixed": 4, "gds-compat": 5}
+PATH_COLOURS = {"host": 0, BOUNCE: 1, "mapped": 2, GDS: 3, GDS_MIXED: 4, GDS_COMPAT: 5}
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [10, 4], [1, 3], [6, 2, 1, 2])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke", "triangle-right")
 SERIES_MAX = len(PALETTE)

@@ -18,12 +18,13 @@ from typing import Any
 
 from forebay import environment, flags, numbers
 from forebay.metrics import is_about_latency
+from forebay.paths import BOUNCE, GDS, GDS_COMPAT, GDS_MIXED
 from forebay.report.load import Entry
 from forebay.uri import known
 
 # As the engine says it of a record that it reads (crates/model/src/reading.rs).
 ABSENT = "the record has no such field"
-PATH_ORDER = ("host", "bounce", "mapped", "gds", "gds-mixed", "gds-compat")
+PATH_ORDER = ("host", BOUNCE, "mapped", GDS, GDS_MIXED, GDS_COMPAT)
 OP_NAMES = {
     "read": "sequential read",
     "write": "sequential write",
@@ -224,7 +225,7 @@ class Study:
     @property
     def base_path(self) -> str:
         """The path that others are compared with: `host`, or `bounce` where everything went into a GPU."""
-        return "host" if any(self.path_of(name) == "host" for name in self.series) else "bounce"
+        return "host" if any(self.path_of(name) == "host" for name in self.series) else BOUNCE
 
     @property
     def base_series(self) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forebay.numbers import percent, ratio, significant, whole
+from forebay.paths import GDS_COMPAT
 
 # Supply ÷ need: below the first a run is bound by its supply, above the second by its compute.
 BOUND_BELOW, FREE_ABOVE = 0.95, 1.05
@@ -106,7 +107,7 @@ def gds(train: dict[str, Any]) -> str:
     )
     if device and not device.startswith("cuda"):
         return f"GPUDirect Storage can't be told here: the model runs on the CPU ({paid})."
-    if ran == "gds-compat":
+    if ran == GDS_COMPAT:
         return f"GPUDirect Storage can't be told here: cuFile runs in compatibility mode ({paid})."
     if bound == COMPUTE and wait is not None and wait <= WAIT_MAX_PCT:
         cores = None if cpu is None else cpu * (train.get("rate_gib_s") or 0.0)
