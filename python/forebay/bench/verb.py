@@ -306,7 +306,7 @@ def conclude(
         where = f"\nrecord    {own['out'].path}" if saved else ""
         click.echo(heading + summary.text(record, terminal.text_width()) + where, err=own["as_json"])
     if record is not None and own["quiet"] and ran_well and outcome.exit_code in (BROKE, CHECK_FAILED):
-        click.echo(f"forebay: I/Os: {summary.errors(record['result']['errors'])}", err=True)
+        click.echo(f"forebay: I/Os: {summary.errors(record['result'])}", err=True)
     if record is not None and not saved and outcome.exit_code in (BROKE, INTERRUPTED):
         rescued = save.rescue(record)
         reported = f"what was measured is in {rescued}" if rescued else "what was measured could not be saved"
