@@ -2,7 +2,8 @@
 
 The toy on the host, or DLRMv2 on the first GPU (--gpu): fed from memory, by the loader, by PyTorch's DataLoader, and at shares
 of its own need. Each line is a run of `forebay train` in this process, with its own peak measured just before. CPU of feeding
-is what the process and its workers took more than the same steps did from memory; `alone` that of the loader with no model.
+is what the process and its workers took more than the same steps did from memory; `alone` that of the loader with no model,
+in its first second, in which processors copy what a GPU can't read yet, and in the two seconds after it.
 Exit: 0 if every bound holds, 1 if one does not.
 """
 
@@ -33,8 +34,10 @@ TOY = {"batches": (2048,), "rows": 262_144, "evaluation": 8192, "table_rows": 10
 DLRM = {"batches": (6912, 55_296), "rows": 4_194_304, "evaluation": 65_536, "table_rows": 4_000_000, "workers": (0, 8)}
 # Bounds: off the supply below 0.8 of the need; of the own peak above 1.25; of the lesser between; fed, of the peak.
 OFF, PEAK, LESSER, FED = 0.03, 0.97, 0.9, 0.97
-# CPU of the loader, core-s/GiB; against the DataLoader's.
+# CPU of the loader after its first second, core-s/GiB; against the DataLoader's.
 CPU_GPU, CPU_SHARE = 0.1, 0.1
+# The loaders' start, and for how long their CPU is then measured.
+START_S, ALONE_S = 1.0, 2.0
 SUM_OFF_PCT = 3.0
 # Samples a second of DLRMv2 from a GPU's memory, with tables of 24 million rows.
 FROM_MEMORY = 1.07e6
@@ -42,7 +45,8 @@ FROM_MEMORY = 1.07e6
 Row = dict[str, Any]
 # Fields of a record that are kept.
 KEPT = ("input_wait_pct", "gpu_idle_pct", "batch_hash", "batch_hash_at", "samples", "cpu_s_per_gib", "path", "loader_gib_s")
-HEAD = "| batch | fed by | samples/s | of the lesser | waits, % | GPU idle, % | CPU alone, core-s/GiB |"
+HEAD = "| batch | fed by | samples/s | of the lesser | waits, % | GPU idle, % | CPU alone, core-s/GiB | in its first second |"
+UNKNOWN = (None, None)
 HEAD_OF_WHOLES = "| supply | samples to the target | samples/s | evaluations | sum of parts, s | whole run, s | off, % |"
 HOLDS = {True: "holds", False: "**does not hold**"}
 
@@ -187,15 +191,28 @@ class Bench:
             raise fed.failure
         return {"samples_per_s": fed.rate.samples_per_s, "cpu_s": cpu_s, "samples": fed.samples, "seconds": seconds}
 
+    def alone(self, batch: int, path: str = "auto") -> tuple[float, float]:
+        """CPU seconds a GiB of the loader into a consumer that does nothing: after its first second, and in that."""
+        from forebay.train import command, run, supply
+
+        source = command.Source(command.Request(self.about, supply.Supply(None), batch, path=path), self.model.device, self.gpu)
+        wait = self.model.wait if self.gpu else None
+        try:
+            first, later = (run.delivers(source, None, seconds, wait) for seconds in (START_S, ALONE_S))
+        finally:
+            source.close()
+        costs = [(found.cpu.user_s + found.cpu.system_s) * GIB / found.bytes for found in (later, first)]
+        return costs[0], costs[1]
+
     def alone_by_torch(self, batch: int, workers: int) -> float:
         """CPU seconds a GiB of the DataLoader into a consumer that does nothing."""
         from forebay.train import data, run
 
         loader = DataLoader(self.about.folder / data.TRAIN, batch, self.options.device if self.gpu else "cpu", workers)
-        loader.take()
+        run.delivers(loader, None, START_S)
         processes = loader.workers()
         before = spent_s(processes)
-        found = run.delivers(loader, None, 2.0, self.model.wait if self.gpu else None)
+        found = run.delivers(loader, None, ALONE_S, self.model.wait if self.gpu else None)
         cost = (spent_s(processes) - before) * GIB / found.bytes
         loader.close()
         return cost
@@ -204,32 +221,34 @@ class Bench:
 def turn(bench: Bench, batch: int, rows: list[Row]) -> None:
     """All runs of one round with batches of one size; adds to `rows`."""
 
-    def note(name: str, rate: float, of: float | None, cost: float | None, part: Row, share: float | None = None) -> None:
+    def note(
+        name: str, rate: float, of: float | None, costs: tuple[float | None, float | None], part: Row, share: float | None = None
+    ) -> None:
         own = part.get("peak_samples_per_s")
-        found = {"name": name, "batch": batch, "rate": rate, "of": of, "alone_cpu": cost, "share": share, "peak": own}
+        found = {"name": name, "batch": batch, "rate": rate, "of": of, "share": share, "peak": own}
+        found |= {"alone_cpu": costs[0], "first_cpu": costs[1]}
         rows.append(found | {key: part.get(key) for key in KEPT})
         say(f"batch {batch}: {name}: {rate:,.0f} samples/s" + (f", {of:.3f}" if of else ""))
 
     fed = bench.run(batch, None)
     peak, need = fed["peak_samples_per_s"], fed["demand_gib_s"]
-    alone = sum(fed["feed_cpu_s_per_gib"].values())
-    note("from memory", peak, None, None, {"peak_samples_per_s": peak})
-    note("the loader", fed["samples_per_s"], fed["samples_per_s"] / peak, alone, fed)
+    note("from memory", peak, None, UNKNOWN, {"peak_samples_per_s": peak})
+    note("the loader", fed["samples_per_s"], fed["samples_per_s"] / peak, bench.alone(batch), fed)
     for path in ("mapped", "bounce") if bench.gpu else ():
         part = bench.run(batch, None, path=path, seconds=bench.options.seconds / 2)
-        cost = sum(part["feed_cpu_s_per_gib"].values())
-        note(f"the loader by {path}", part["samples_per_s"], part["samples_per_s"] / part["peak_samples_per_s"], cost, part)
+        ratio = part["samples_per_s"] / part["peak_samples_per_s"]
+        note(f"the loader by {path}", part["samples_per_s"], ratio, bench.alone(batch, path), part)
     for workers in bench.sizes["workers"]:
         try:
             part = bench.by_torch(batch, workers)
         except ImportError:
             continue
         name = f"DataLoader, {workers} workers"
-        note(name, part["samples_per_s"], part["samples_per_s"] / peak, bench.alone_by_torch(batch, workers), part)
+        note(name, part["samples_per_s"], part["samples_per_s"] / peak, (bench.alone_by_torch(batch, workers), None), part)
     for share in GPU_SHARES if bench.gpu else SHARES:
         part = bench.run(batch, share * need)
         lesser = min(part["supply"]["asked_gib_s"] * GIB / 912, part["peak_samples_per_s"])
-        note(f"supply {share:g} of the need", part["samples_per_s"], part["samples_per_s"] / lesser, None, part, share)
+        note(f"supply {share:g} of the need", part["samples_per_s"], part["samples_per_s"] / lesser, UNKNOWN, part, share)
 
 
 def whole_runs(bench: Bench, need_gib_s: float) -> list[Row]:
@@ -258,7 +277,7 @@ def verdicts(rounds: list[list[Row]], wholes: list[Row], gpu: bool, epoch_rows: 
         said.append(f"- {bound}: {middle(values, 3)}, {HOLDS[holds]}")
 
     for (batch, name), rows in by.items():
-        ratios = [row["of"] for row in rows if row["of"]]
+        ratios = [row["of"] for row in rows if row["of"] is not None]
         share = rows[0]["share"]
         if name == "from memory" and gpu:
             rates = [row["rate"] for row in rows]
@@ -303,12 +322,12 @@ def verdicts(rounds: list[list[Row]], wholes: list[Row], gpu: bool, epoch_rows: 
 
 
 def table(rounds: list[list[Row]]) -> list[str]:
-    lines = [HEAD, "|---|---|" + "---|" * 5]
+    lines = [HEAD, "|---|---|" + "---|" * 6]
     keys = list(dict.fromkeys((row["batch"], row["name"]) for rows in rounds for row in rows))
     for batch, name in keys:
         found = [row for rows in rounds for row in rows if (row["batch"], row["name"]) == (batch, name)]
         cells = [middle([row["rate"] for row in found], 0)]
-        columns = (("of", 3), ("input_wait_pct", 1), ("gpu_idle_pct", 1), ("alone_cpu", 3))
+        columns = (("of", 3), ("input_wait_pct", 1), ("gpu_idle_pct", 1), ("alone_cpu", 3), ("first_cpu", 3))
         cells += [middle([row[key] for row in found], digits) for key, digits in columns]
         lines.append(f"| {batch:,} | {name} | {' | '.join(cells)} |")
     return lines
