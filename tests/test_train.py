@@ -497,7 +497,7 @@ def test_the_command_refuses_what_cannot_be(forebay: Forebay, folder: Path, tmp_
     set_ = ("--dir", str(folder))
     for words, code, said in [
         (("--target-auc", "0.99"), 2, "the best that can be reached"), (("--target-auc", "x"), 2, "not between 0.5"),
-        (("--path", "gds"), 2, "doesn't read by gds"), (("--path", "mapped"), 2, "runs on the CPU"),
+        (("--path", "gds"), 2, "forebay compare --a path=gds"), (("--path", "mapped"), 2, "runs on the CPU"),
         (("--batch-size", "1000000"), 2, "8,192 rows"), (("--data-seed", "6"), 2, "has 5"),
         (("--supply", "100000"), 3, "the loader brings"), (("--supply", "0.00001"), 2, "a batch of 512 takes"),
         (("--learning-rate", "0"), 2, "no rate above 0"),

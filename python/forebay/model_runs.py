@@ -14,6 +14,7 @@ import click
 
 from forebay.errors import MachineError, RequestError
 from forebay.flags import _integer
+from forebay.paths import abilities
 
 CACHES = ("any", "warm", "cold")
 PROGRESS_EVERY_S = 0.25
@@ -95,6 +96,20 @@ def prepare_cache(files: list[Path], policy: str) -> None:
                 continue
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def refuse_path(path: str, device: str) -> None:
+    """Raises RequestError for a path by which the loader doesn't read, or which leads to no GPU that a model has."""
+    can = abilities(path)
+    if not can.reads_files:
+        found, next = f"the loader doesn't read by {path}", "--path auto"
+        if can.may_go_direct:
+            found += ": bytes reach a GPU by mapped or bounce, without cuFile"
+            next = f"--path mapped; what {path} brings of a file says forebay compare --a path={path} --b path=bounce FILE"
+        raise RequestError(f"--path {path}", found, next)
+    if path != "auto" and device == "cpu":
+        found = "the model runs on the CPU, and its bytes go no further than host memory"
+        raise RequestError(f"--path {path}", found, "--path auto")
 
 
 def refuse_cached(share: float | None) -> None:

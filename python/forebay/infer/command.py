@@ -18,9 +18,8 @@ from forebay.infer import data, forms, logs, rules, search, toy, weights
 from forebay.infer.engine import Engine, Outcome
 from forebay.infer.library import FromStorage, HostMemory, InMemory, Link, Memory
 from forebay.infer.record import Record, finish
-from forebay.model_runs import prepare_cache, refuse_cached
+from forebay.model_runs import prepare_cache, refuse_cached, refuse_path
 from forebay.numbers import bytes_, significant, whole
-from forebay.paths import abilities
 from forebay.train import supply
 from forebay.train.supply import bytes_per_s
 
@@ -76,15 +75,11 @@ class Request:
 
     def check(self) -> None:
         """Raises RequestError for what can't be."""
-        if self.path != "auto" and self.device == "cpu":
-            found = "the model runs on the CPU, and its bytes go no further than host memory"
-            raise RequestError(f"--path {self.path}", found, "--path auto")
+        refuse_path(self.path, self.device)
         if self.mode == TABLES and self.model != "dlrm":
             raise RequestError("--mode tables", f"{self.model} has no tables", "forebay infer dlrm --mode tables")
         if self.table_bytes and self.mode != TABLES:
             raise RequestError("--table-memory", f"{self.mode} has all tables in memory", "--mode tables")
-        if not abilities(self.path).reads_files:
-            raise RequestError(f"--path {self.path}", f"the loader doesn't read by {self.path}", "--path auto")
         if self.target_qps is not None and self.scenario != "Server":
             found = f"is the rate of Server's queries; {self.scenario} has none"
             raise RequestError(f"--target-qps {self.target_qps:g}", found, "--scenario Server")

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from forebay.errors import ForebayError, MachineError, RequestError
-from forebay.model_runs import CACHED_MAX, prepare_cache, refuse_cached
+from forebay.model_runs import CACHED_MAX, prepare_cache, refuse_cached, refuse_path
 from forebay.numbers import seconds, significant, whole
-from forebay.paths import abilities
 from forebay.train import advice, data, mllog, ranks, run, samples, supply
 from forebay.units import GIB
 
@@ -96,11 +95,7 @@ class Request(Asked[data.About | samples.About]):
     def check(self, device: str) -> None:
         """Raises RequestError for what can't be, of a model on that device."""
         about = self.about
-        if not abilities(self.path).reads_files:
-            raise RequestError(f"--path {self.path}", f"the loader doesn't read by {self.path}", "--path auto")
-        if self.path != "auto" and device == "cpu":
-            found = "the model runs on the CPU, and its bytes go no further than host memory"
-            raise RequestError(f"--path {self.path}", found, "--path auto")
+        refuse_path(self.path, device)
         if not 1 <= self.batch <= about.rows:
             raise RequestError(
                 f"--batch-size {self.batch}", f"the data set has {whole(about.rows)} rows", "--batch-size 512"

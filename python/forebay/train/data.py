@@ -358,11 +358,13 @@ def refuse(folder: Path, names: Sequence[str], rows: int, row_bytes: int) -> Non
 def open_folder(folder: Path) -> About:
     """The data set in a folder. Raises RequestError where there is none, or not what the file beside it says."""
     path = folder / ABOUT
-    make = f"forebay train datagen dlrm --dir {folder}"
+    # What lies in a folder isn't overwritten.
+    make = "forebay train datagen dlrm --dir ANOTHER"
     try:
         text = path.read_text()
     except FileNotFoundError:
-        raise RequestError(f"--dir {folder}", f"it has no {ABOUT}, so it is no data set", make) from None
+        next = f"forebay train datagen dlrm --dir {folder}" if not (folder / TRAIN).exists() else make
+        raise RequestError(f"--dir {folder}", f"it has no {ABOUT}, so it is no data set", next) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"--dir {folder}", f"{ABOUT} can't be read ({error})", f"ls -l {path}") from None
     try:
@@ -375,7 +377,7 @@ def open_folder(folder: Path) -> About:
             schema = found.get("schema") if isinstance(found, dict) else "no object"
             row = found.get("row_bytes") if isinstance(found, dict) else None
             reported = f"is of schema {schema!r} with rows of {row} bytes; the model reads {SCHEMA!r} with rows of {ROW_BYTES}"
-            raise RequestError(f"the data set {folder}", reported, "another --dir; " + make)
+            raise RequestError(f"the data set {folder}", reported, f"another --dir, or {make}")
         about = About(
             folder, int(found["seed"]), int(found["rows"]), int(found["evaluation_rows"]), int(found["table_rows"]),
             float(found["best_auc"]), float(found["best_auc_expected"]), float(found["positives"]),
@@ -392,7 +394,7 @@ def open_folder(folder: Path) -> About:
             reported = f"its tables aren't those of the benchmark, cut to {whole(about.table_rows)} rows"
         raise RequestError(f"the data set {folder}", reported, make)
     for name, rows in ((TRAIN, about.rows), (EVALUATE, about.evaluation_rows)):
-        check_length(folder / name, rows, ROW_BYTES, "another --dir, and forebay train datagen dlrm again")
+        check_length(folder / name, rows, ROW_BYTES, f"another --dir, or {make}")
     return about
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ForebayError, MachineError, RequestError
-from forebay.model_runs import prepare_cache, refuse_cached, torch_or_say
+from forebay.model_runs import prepare_cache, refuse_cached, refuse_path, torch_or_say
 from forebay.numbers import bytes_, significant, whole
-from forebay.paths import abilities
 from forebay.train import gnn, graph, run, supply
 from forebay.train.command import SUPPLY_SHORT, Asked
 
@@ -44,10 +43,7 @@ class Request(Asked[graph.About]):
     def check(self, device: str) -> None:
         """Raises RequestError, MachineError for what can't be, of a model on that device."""
         about = self.about
-        if not abilities(self.path).reads_files:
-            raise RequestError(f"--path {self.path}", f"features aren't read by {self.path}", "--path auto")
-        if self.path != "auto" and device == "cpu":
-            raise RequestError(f"--path {self.path}", "the model runs on the CPU", "--path auto")
+        refuse_path(self.path, device)
         if not 1 <= self.batch <= about.rows:
             raise RequestError(f"--batch-size {self.batch}", f"{whole(about.rows)} nodes are trained on", "--batch-size 512")
         if self.hidden < gnn.HEADS or self.hidden % gnn.HEADS:

@@ -225,19 +225,21 @@ def _refuse(folder: Path, nodes: int) -> None:
 
 def open_folder(folder: Path) -> About:
     """The graph in a folder. Raises RequestError where there is none, or not what the file beside it says."""
-    make = f"forebay train datagen gnn --dir {folder}"
+    # What lies in a folder isn't overwritten.
+    make = "forebay train datagen gnn --dir ANOTHER"
     path = folder / ABOUT
     try:
         found = json.loads(path.read_text())
         if not isinstance(found, dict) or found.get("schema") != SCHEMA or found.get("row_bytes") != ROW_BYTES:
             schema = found.get("schema") if isinstance(found, dict) else "no object"
             reported = f"is of schema {schema!r}; gnn reads {SCHEMA!r}"
-            raise RequestError(f"the data set {folder}", reported, "another --dir; " + make)
+            raise RequestError(f"the data set {folder}", reported, f"another --dir, or {make}")
         counts = tuple(int(each["edges"]) for each in found["relations"])
         seed, nodes, classes = (int(found[key]) for key in ("seed", "nodes", "classes"))
         about = About(folder, seed, nodes, classes, counts, float(found["best_accuracy"]))
     except FileNotFoundError:
-        raise RequestError(f"--dir {folder}", f"it has no {ABOUT}, so it is no data set", make) from None
+        next = make if (folder / FEATURES).exists() else f"forebay train datagen gnn --dir {folder}"
+        raise RequestError(f"--dir {folder}", f"it has no {ABOUT}, so it is no data set", next) from None
     except OSError as error:
         raise RequestError(f"--dir {folder}", f"{ABOUT} can't be read ({error.strerror})", f"ls -l {path}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -255,7 +257,7 @@ def _check_length(path: Path, wanted: int) -> None:
         raise RequestError(f"the data set {path.parent}", f"{path.name}: {error.strerror}", f"ls -l {path.parent}") from None
     if size != wanted:
         found = f"{path.name} has {whole(size)} bytes, not {whole(wanted)}"
-        raise RequestError(f"the data set {path.parent}", found, "another --dir, and forebay train datagen gnn again")
+        raise RequestError(f"the data set {path.parent}", found, "another --dir, or forebay train datagen gnn --dir ANOTHER")
 
 
 def read(about: About) -> tuple[Array, list[tuple[Array, Array]]]:

@@ -285,7 +285,9 @@ def _read(folder: Path, make: str) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise RequestError(f"--dir {folder}", f"it has no {ABOUT}, so it is no data set", f"{make} --dir {folder}") from None
+        # What lies in a folder isn't overwritten.
+        where = "ANOTHER" if (folder / TRAIN).exists() else folder
+        raise RequestError(f"--dir {folder}", f"it has no {ABOUT}, so it is no data set", f"{make} --dir {where}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"--dir {folder}", f"{ABOUT} can't be read ({error})", f"ls -l {path}") from None
     except (ValueError, RecursionError) as error:
