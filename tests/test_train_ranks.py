@@ -1,4 +1,4 @@
-"""Ranks of `forebay train dlrm` without PyTorch: which tables each has, its supply, what is refused, advice for all of them."""
+"""Ranks of `forebay train` without PyTorch: which tables each has, its supply, what is refused, advice for all of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_one_process_does_is_refused_under_torchrun(
 ) -> None:
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
-    for model in ("toy", "gnn", "bert"):
+    for model in ("toy", "gnn"):
         words = () if model == "toy" else ("--dir", "/nowhere")
         code, _, err = typed(capsys, "train", model, *words)
         assert code == 2 and "torchrun started 2 ranks" in err and f"try: forebay train {model} without torchrun" in err

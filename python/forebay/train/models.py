@@ -45,10 +45,18 @@ class Model(Steps):
             self._net.to(memory_format=torch.channels_last)
         # Of the record beside what every model's has.
         self.reported = {"weights": self.weights, "compiled": compiled}
-        self._call = torch.compile(self._net, dynamic=False) if compiled else self._net
+        self._call = self._called(compiled)
         # Numbers that can't be read, losses that are no number.
         self._wrong = torch.zeros(2, dtype=torch.int64, device=device)
         self.reset()
+
+    def _called(self, compiled: bool) -> Any:
+        """The network as a step calls it."""
+        return self._torch.compile(self._net, dynamic=False) if compiled else self._net
+
+    def _draw_seed(self) -> int:
+        """Seed of what a step draws by itself."""
+        return self.seed
 
     def _refuse_too_much(self, net: Any) -> None:
         """Raises MachineError where weights, gradients and the optimizer's state take more than is free."""
@@ -67,8 +75,7 @@ class Model(Steps):
         """Weights of the seed on this kind of device, as before the first step."""
         torch = self._torch
         draw = torch.Generator(self.device).manual_seed(self.seed)
-        # What a step draws by itself.
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self._draw_seed())
         with torch.no_grad():
             for module in self._net.modules():
                 _fill(torch, module, draw, self.form.net.get("spread", SPREAD))
@@ -98,14 +105,20 @@ class Model(Steps):
         torch = self._torch
         self._optimizer.zero_grad(set_to_none=True)
         fields, wrong = self._fields(rows)
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.queued):
-            loss = self._call(fields)
-        loss.backward()
+        loss = self._loss(fields)
         self._optimizer.step()
         with torch.no_grad():
             self._wrong += torch.stack([wrong, (~torch.isfinite(loss)).long()])
         self._last = rows if not self.queued else None
         self.loss = loss.detach()
+
+    def _loss(self, fields: dict[str, Any]) -> Any:
+        """The loss of a batch, whose gradients the weights then have."""
+        torch = self._torch
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.queued):
+            loss = self._call(fields)
+        loss.backward()
+        return loss
 
     def _fields(self, rows: Any) -> tuple[dict[str, Any], Any]:
         """Rows by the names of their fields, numbers held to what can be read, and how many had to be."""

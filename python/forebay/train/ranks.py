@@ -43,7 +43,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> int:
 
 def refuse(model: str) -> None:
     """Raises RequestError where torchrun started several processes of a model that trains in one."""
-    alone(f"train {model}", "of the models only dlrm trains on several GPUs", "; or forebay train dlrm")
+    alone(f"train {model}", f"{model} trains in one process", "; or forebay train dlrm")
 
 
 def alone(command: str, why: str, or_else: str = "") -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from forebay.model_runs import count, device_of, torch_or_say
+from forebay.model_runs import count
 from forebay.train import verb
+
+if TYPE_CHECKING:
+    from forebay.train.command import Request
+    from forebay.train.forms import Form
+    from forebay.train.ranks import Alone
 
 # Training of a run that is given no limit.
 SECONDS = 30.0
@@ -72,22 +77,36 @@ def resnet(**flags: Any) -> int:
 
 def train(name: str, flags: dict[str, Any]) -> int:
     """A run, or several, of one of these models. Raises RequestError, MachineError."""
-    from forebay.train import models, ranks
+    device = flags.pop("device")
+    return verb.on_ranks(name, device, flags, functools.partial(_train, name))
 
-    ranks.refuse(name)
-    torch_or_say(f"train {name}")
-    about = verb._opened(Path(flags["folder"]), {**flags, "table_rows": None}, name)
-    layers = flags.get("layers")
-    form = models.with_layers(about.form, None if layers is None else count(layers, "--layers", LAYERS_MAX))
-    request = verb._request(about, flags, min(form.batch, about.rows))
-    if request.samples is None and request.seconds is None:
-        if request.quality:
-            request.samples = about.rows
-        else:
-            request.seconds = SECONDS
-    where, rate = device_of(f"train {name}", flags["device"]), verb._rate(flags)
+
+def _train(name: str, where: str, flags: dict[str, Any], group: Alone) -> int:
+    """A training in one process, or a rank's part of it. Raises RequestError, MachineError."""
+    from forebay.train import models
+
+    def asked() -> tuple[Request, Form]:
+        about = verb._opened(Path(flags["folder"]), {**flags, "table_rows": None}, name)
+        layers = flags.get("layers")
+        form = models.with_layers(about.form, None if layers is None else count(layers, "--layers", LAYERS_MAX))
+        # Each rank has the usual batch.
+        usual = min(form.batch * group.world, max(group.world, about.rows // group.world * group.world))
+        found = verb._request(about, flags, usual, group.world)
+        if found.samples is None and found.seconds is None:
+            if found.quality:
+                found.samples = about.rows
+            else:
+                found.seconds = SECONDS
+        return found, form
 
     def made(seed: int) -> Any:
-        return models.Model(form, seed, where, rate, flags["compiled"])
+        if group.world == 1:
+            return models.Model(form, seed, where, rate, flags["compiled"])
+        from forebay.train import parallel
 
-    return verb._run(request, made, True, flags, flags["as_json"], flags["out"], flags["quiet"])
+        return parallel.Model(group, form, seed, where, rate, flags["compiled"])
+
+    verb.agree_on(flags, group)
+    request, form = group.together(asked)
+    rate = group.together(lambda: verb._rate(flags))
+    return verb._run(request, made, True, flags, flags["as_json"], flags["out"], flags["quiet"], group)

@@ -8,12 +8,12 @@ process, and updates its rows as that would. Gradients of dense layers are added
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forebay.numbers import whole
 from forebay.train import data, dlrm
+from forebay.train.parallel import OnRanks
 from forebay.train.ranks import shares
 from forebay.train.run import NO_NUMBER
 
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from forebay.train.ranks import Alone
 
     Array = numpy.ndarray[Any, Any]
-
-
-# Between two looks at a GPU's queue.
-POLL_S = 0.0001
 
 
 class Exchange:
@@ -86,7 +82,7 @@ class Exchange:
         return [one.view(rows, -1) for one in got.split(sizes)]
 
 
-class Model(dlrm.Model):
+class Model(OnRanks, dlrm.Model):
     """Trains on this rank's share of each batch; every rank has to take the same steps."""
 
     def __init__(
@@ -110,29 +106,6 @@ class Model(dlrm.Model):
     def _make(self) -> None:
         self._exchange = Exchange(self._torch, self.ranks, self.parts, self.device)
         super()._make()
-
-    def close(self) -> None:
-        if not self.ranks.lost:
-            super().close()
-
-    def wait(self) -> None:
-        # What a lost rank should have sent is waited for for ever.
-        if self.ranks.lost:
-            self._flight.clear()
-        else:
-            super().wait()
-
-    def _wait_for_all(self) -> None:
-        event = self._torch.cuda.Event()
-        event.record()
-        self._wait_for(event)
-
-    def _wait_for(self, event: Any) -> None:
-        """Waits as long as the others can be there: no signal ends a wait within CUDA."""
-        began = time.monotonic()
-        while not event.query():
-            self.ranks.watch(began)
-            time.sleep(POLL_S)
 
     def _step(self, rows: Any) -> None:
         if self._fused is not None:

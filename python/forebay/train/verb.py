@@ -160,17 +160,30 @@ def dlrm(
 
     The data set says to how many rows the tables are cut. Trains for one epoch, or until the target.
     """
+    words = {**flags, "folder": folder, "optimizer": optimizer, "as_json": as_json, "out": out, "quiet": quiet}
+    return on_ranks("dlrm", device, words, _dlrm)
+
+
+def on_ranks(model: str, device: str | None, flags: dict[str, Any], work: Callable[[str, dict[str, Any], Alone], int]) -> int:
+    """A training in one process, or a rank's part of it where torchrun started several. Raises RequestError, MachineError."""
     from forebay.train import ranks
 
-    torch = torch_or_say("train dlrm")
-    words = {**flags, "folder": folder, "optimizer": optimizer, "as_json": as_json, "out": out, "quiet": quiet}
+    torch = torch_or_say(f"train {model}")
     if ranks.launched() == 1:
-        return _dlrm(device_of("train dlrm", device), words, ranks.ALONE)
-    where = ranks.device_of("train dlrm", device, device_of)
+        return work(device_of(f"train {model}", device), flags, ranks.ALONE)
+    where = ranks.device_of(f"train {model}", device, device_of)
     with ranks.joined(torch, where) as group:
         if group.rank:
-            words |= {"as_json": False, "out": None, "quiet": True, "mllog": None}
-        return group.conclude(lambda: _dlrm(where, words, group))
+            flags = {**flags, "as_json": False, "out": None, "quiet": True, "mllog": None}
+        return group.conclude(lambda: work(where, flags, group))
+
+
+def agree_on(flags: dict[str, Any], group: Alone) -> None:
+    """Raises RequestError on every rank for flags that differ, or are of a training in one process."""
+    # What may differ: where a rank finds the data, and what the first one alone writes.
+    free = ("folder", "as_json", "out", "quiet", "mllog")
+    group.refuse_others({f"--{name.replace('_', '-')}": value for name, value in flags.items() if name not in free})
+    group.together(lambda: _refuse_on_ranks(flags, group.world))
 
 
 def _dlrm(where: str, flags: dict[str, Any], group: Alone) -> int:
@@ -192,10 +205,7 @@ def _dlrm(where: str, flags: dict[str, Any], group: Alone) -> int:
 
         return split.Model(group, about.tables, seed, where, rate, flags["optimizer"])
 
-    # What may differ: where a rank finds the data, and what the first one alone writes.
-    free = ("folder", "as_json", "out", "quiet", "mllog")
-    group.refuse_others({f"--{name.replace('_', '-')}": value for name, value in flags.items() if name not in free})
-    group.together(lambda: _refuse_on_ranks(flags, group.world))
+    agree_on(flags, group)
     request = group.together(asked)
     rate = group.together(lambda: _rate(flags)) or model.LEARNING_RATE
     return _run(request, made, True, flags, flags["as_json"], flags["out"], flags["quiet"], group)
