@@ -17,7 +17,7 @@ import pytest
 from forebay.emulate.kvcache import bounds, rank_files
 from forebay.emulate.kvcache.check import Check
 from forebay.emulate.kvcache.formula import aggregate
-from forebay.emulate.kvcache.limits import Asked
+from forebay.emulate.kvcache.limits import Asked, names_in
 from forebay.errors import RequestError
 from forebay.units import GIB
 from hypothesis import example, given
@@ -142,6 +142,8 @@ def test_the_drive_is_known_by_path_or_description_and_several_are_none(tmp_path
     code, document = reported(check, tmp_path)
     drives = {name: option["storage"]["drive"] for name, option in document["options"].items()}
     assert code == 1 and drives == {"acme/4x-d7ps1010/1": "4 × D7-PS1010", "acme/other/1": "D5-P5336"}
+    assert names_in("gen4-1x-D5-P5336 of 2024") == {"d5-p5336": 1} and names_in("D7-PS1010 3.84TB") == {"d7-ps1010": None}
+    assert names_in("pcie5-2024-16 x d7_ps1010") == {"d7-ps1010": 16} and names_in("xD7-PS10100") == {}
     assert set(findings(document, fault=True)) == {"link", "rating"} and "--drives N if there are more" in check(tmp_path)[1]
     (tmp_path / "acme" / "other.yaml").write_text("drives: D5-P5336, D7-P5520\n")
     assert reported(check, tmp_path)[0] == 0

@@ -21,6 +21,8 @@ ANY_LINK_GIB_S = catalogue.LANE_GBPS[max(catalogue.LANE_GBPS)] * max(LANES) * 1e
 DESCRIPTION = re.compile(r".*(?:system|sut|readme).*", re.IGNORECASE | re.DOTALL)
 DESCRIPTIONS_MAX = 50
 DESCRIPTION_BYTES_MAX = 1 << 20
+# What may stand between the letters of a drive's name: as people write it.
+APART = "[^a-z0-9]*"
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,13 @@ def named(found: rank_files.Found, run: str) -> tuple[catalogue.Drive | None, in
 
 def names_in(text: str) -> dict[str, int | None]:
     """Drives of the catalogue that a text names, and how many where it says so: `4x D7-PS1010`."""
-    plain, hits = _plain(text), {}
+    hits = {}
     for key, drive in catalogue.drives().items():
-        if match := re.search(rf"(?:(?<![0-9])([1-9][0-9]{{0,2}})x)?{_plain(drive.name)}(?![0-9])", plain):
+        # Whatever stands between its letters; digits before or behind are of other words.
+        name = APART.join(re.findall("[a-z0-9]", drive.name.lower()))
+        if match := re.search(rf"(?:(?<![0-9])([1-9][0-9]{{0,2}}){APART}x{APART})?{name}(?![0-9])", text.lower()):
             hits[key] = int(match[1]) if match[1] else None
     return hits
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 def descriptions(found: rank_files.Found, run: str) -> Iterable[str]:
