@@ -6,6 +6,7 @@ import contextlib
 import json
 import mmap
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -115,7 +116,8 @@ def test_an_entry_that_is_deleted_under_us_is_a_miss(capsys: Any, tmp_path: Path
         thread.stop()  # type: ignore[attr-defined]
         thread.join()
     assert record["kvcache"]["entries"]["lost"] > 0 and record["kvcache"]["requests"]["served"] > 0
-    assert any(w["id"] == "kvcache_lost" for w in record["warnings"])
+    (lost,) = (w["text"] for w in record["warnings"] if w["id"] == "kvcache_lost")
+    assert re.search(r"; the first: user\d+_conv\d+_turn\d+ of rank 0$", lost)
 
 
 @pytest.mark.promise("KVC-7")

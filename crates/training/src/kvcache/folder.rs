@@ -34,6 +34,8 @@ pub(super) struct Folder {
     entries: HashMap<(u32, Key), CreatedFile>,
     /// Folders of runs that were killed.
     pub left: Vec<PathBuf>,
+    /// Rank and entry that was the first to be gone or damaged when it was read.
+    pub lost: Option<(u32, Key)>,
 }
 
 impl Folder {
@@ -77,6 +79,7 @@ impl Folder {
             in_memory: false,
             entries: HashMap::new(),
             left: Vec::new(),
+            lost: None,
             spec: spec.clone(),
         }
     }

@@ -160,7 +160,10 @@ fn warnings_of(spec: &KvSpec, kvcache: &KvCache, folder: &Folder) -> Vec<Warning
         warn("kvcache_full", text, "a larger file system, or fewer --users");
     }
     if kvcache.entries.lost > 0 {
-        let text = format!("{} entries were gone or damaged when they were read", kvcache.entries.lost);
+        let first =
+            folder.lost.map_or(String::new(), |(rank, key)| format!("; the first: {key} of rank {rank}"));
+        let text =
+            format!("{} entries were gone or damaged when they were read{first}", kvcache.entries.lost);
         warn("kvcache_lost", text, "leave the folder alone while a run goes on; --verify");
     }
     let closed = KvSpec::of_option(spec.option).unwrap_or_default();

@@ -395,6 +395,7 @@ impl Run {
     /// An entry that is none is not looked for again.
     fn forget_lost(&self, folder: &mut Folder, rank: u32, key: Key, ended: Ended) {
         if ended == Ended::Lost {
+            folder.lost.get_or_insert((rank, key));
             folder.remove(rank, key);
         }
     }
