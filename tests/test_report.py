@@ -268,11 +268,16 @@ def test_an_anonymous_page_names_nothing_of_the_site(tmp_path: Path) -> None:
     record["command"] = ["forebay", "bench", "/srv/acme/train set.bin", "--hosts", "10.1.2.3"]
     odd = {"id": "odd", "text": "/srv/acme/other.bin on rack7.example is odd", "next": "look at nqn.2024-01.acme:a"}
     record["warnings"] = [odd]
+    far = "nvme+tcp://store.acme.example:4420/nqn.2024-01.acme:b?nsid=1"
+    record["command"] += ["-o", "acme/out.json", "--record=acme4.jsonl", f"file:/srv/acme5 vfio-user:/run/acme6 {far}"]
+    lost = "store.acme.example:4420 and fe80::1ff:fe23:4567:890a are lost; 12345678-1234-1234-1234-123456789abc since 12:30:45"
+    record["warnings"].append({"id": "lost", "text": lost, "next": "wait"})
     file = save(tmp_path / "acme-runs.jsonl", record)
     reported = write_report([file], str(tmp_path / "page.html"), charts=False, anonymous=True)
     text = (tmp_path / "page.html").read_text()
-    for name in ("acme", "rack7", "S-4711", "10.1.2.3", "/dev/", str(tmp_path)):
+    for name in ("acme", "rack7", "S-4711", "10.1.2.3", "/dev/", str(tmp_path), "fe80", "890a", "12345678-1234"):
         assert name not in text, name
+    assert "12:30:45" in text
     assert "host 1" in text and re.search(r"path \d", text) and reported["records"] == 1
     write_report([file], str(tmp_path / "page.html"), charts=False)
     assert "rack7.example" in (tmp_path / "page.html").read_text()

@@ -18,12 +18,20 @@ from forebay.uri import is_made
 KEYS = {
     "host": "host", "hostname": "host", "serial": "serial", "uuid": "serial", "nqn": "nqn", "address": "address", "uri": "source",
     "source": "path", "sources": "path", "dir": "path", "folder": "path", "mount_point": "path", "device": "path", "file": "path",
+    "target": "path",
 }  # fmt: skip
+HEX, UUID = "[0-9a-fA-F]{1,4}", "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 PATTERNS = (
     ("nqn", re.compile(r"\bnqn\.[^\s,;&?'\"]+")),
-    ("address", re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\[?\b(?:[0-9a-f]{1,4}:){3,7}[0-9a-f]{1,4}\b\]?")),
-    ("path", re.compile(r"(?<![\w.:/])/(?:[^\s,;:&?'\"<>()=]+)")),
+    ("serial", re.compile(rf"\b{UUID}\b")),
+    ("address", re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")),
+    ("address", re.compile(rf"(?<![\w:.])(?:{HEX}:){{3,7}}{HEX}\b|(?<![\w:.])(?:{HEX}:){{1,6}}(?::{HEX}){{1,6}}\b")),
+    # The host of a URI, and the path of one that has no host.
+    ("address", re.compile(r"(?<=://)[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")),
+    ("path", re.compile(r"(?:(?<![\w.:/])|(?<=[a-z]:))/(?!/)(?:[^\s,;:&?'\"<>()=]+)")),
 )
+# A word of a command that names a file: one in a folder, or with an ending.
+FILE_WORD = re.compile(r"(?!-)[^\s:?]*(?:/[^\s:?]*|\.(?:jsonl?|csv|html?|toml|ya?ml|fio|bin|xml|log|pem|key|txt|dat|tar|npy|db))")
 LEAST = 2
 
 
@@ -79,6 +87,8 @@ def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for part in value:
             yield from _names(part, key)
+        if key == "command":
+            yield from _files_of(value)
     elif isinstance(value, str):
         kind = KEYS.get(key)
         # Of sources that say how they are made only what the patterns find is a name.
@@ -87,6 +97,14 @@ def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
         for kind, pattern in PATTERNS:
             for found in pattern.finditer(value):
                 yield kind, found[0]
+
+
+def _files_of(command: list[Any]) -> Iterator[tuple[str, str]]:
+    """Files that a command names, relative ones too. Its first two words are the program and the verb."""
+    for word in command[2:]:
+        name = str(word).rpartition("=")[2]
+        if FILE_WORD.fullmatch(name):
+            yield "path", name
 
 
 def _scrubbed(value: Any, names: Names) -> Any:
