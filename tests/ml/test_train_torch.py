@@ -105,6 +105,28 @@ def test_its_hash_is_the_toys_and_it_names_what_it_cannot_read(folder: Path) -> 
     assert model.problem() == run.NO_NUMBER
 
 
+@pytest.mark.promise("TRN-8")
+def test_memory_that_ends_is_named_with_what_to_try(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from forebay.errors import RunError
+    from forebay.train import data, dlrm, ranks
+
+    def ends(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")
+
+    model, rows = dlrm.Model(data.tables(CAP), 0, "cpu"), torch.from_numpy(rows_of(folder)[:64])
+    monkeypatch.setattr(model, "_logit", ends)
+    for world, said in ((1, "--batch-size 64: a step of 64 samples takes more memory"), (2, "--batch-size 128: a step of 64")):
+        group = ranks.Alone()
+        group.world = world
+        monkeypatch.setattr(model, "ranks", group, raising=False)
+        with pytest.raises(RunError) as ended:
+            model.step(rows)
+        assert said in str(ended.value) and ended.value.next == f"--batch-size {32 * world}"
+    with pytest.raises(RunError, match="an evaluation: evaluating 16,384 samples at a time"):
+        model.scores(rows.numpy())
+
+
 @pytest.mark.promise("TRN-11", "TRN-9")
 def test_the_command_trains_and_evaluates(folder: Path) -> None:
     words = ("--dir", str(folder), "--batch-size", "256", "--samples", "2048", "--peak-seconds", "0.2", "--json")

@@ -232,7 +232,7 @@ class Model(Steps):
         """The chance of each row's label being 1, in host memory."""
         torch = self._torch
         found = []
-        with torch.no_grad():
+        with torch.no_grad(), self._evaluating(SCORED):
             for at in range(0, len(rows), SCORED):
                 some = torch.as_tensor(rows[at : at + SCORED]).to(self.device)
                 found.append(torch.sigmoid(self._logit(some)).cpu())

@@ -151,7 +151,7 @@ class Model(Steps):
 
         self._net.eval()
         try:
-            with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=self.queued):
+            with self._evaluating(size), torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=self.queued):
                 return quality.OF[self.name](self._net, batches())
         finally:
             self._net.train()

@@ -155,7 +155,7 @@ class Model(OnRanks, dlrm.Model):
     def scores(self, rows: Any) -> Array:
         """Of all rows, which every rank has; each works out its share of them."""
         torch, found = self._torch, []
-        with torch.no_grad():
+        with torch.no_grad(), self._evaluating(dlrm.SCORED):
             for at in range(0, len(rows), dlrm.SCORED * self.ranks.world):
                 some = rows[at : at + dlrm.SCORED * self.ranks.world]
                 each = -(-len(some) // self.ranks.world)

@@ -5,11 +5,14 @@ A model is a subclass: it has a `name`, an `optimizer` and `_step`, and what `fo
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from forebay.errors import RunError
 from forebay.numbers import whole
+from forebay.train.ranks import ranks_of
 from forebay.train.run import Meter as OfTheHost
 from forebay.train.run import odd_numbers
 
@@ -116,13 +119,24 @@ class Steps:
 
     def step(self, rows: Any) -> None:
         """One step of the optimizer. Rows that can't be read count as wrong, and are read as what can be. Raises RunError."""
-        try:
+        # The flag is of all ranks.
+        batch = len(rows) * ranks_of(self).world
+        what, next = f"a step of {whole(len(rows))} samples", f"--batch-size {max(1, batch // 2)}"
+        with self._in_memory(what, f"--batch-size {batch}", next):
             self._step(rows)
+
+    @contextlib.contextmanager
+    def _in_memory(self, what: str, asked: str, next: str) -> Iterator[None]:
+        """Raises RunError where the GPU's memory doesn't suffice."""
+        try:
+            yield
         except self._torch.OutOfMemoryError as error:
-            found = f"a step of {whole(len(rows))} samples takes more memory than the GPU has ({str(error).split('. ')[0]})"
-            raise RunError(
-                f"--batch-size {len(rows)}", found, f"--batch-size {max(1, len(rows) // 2)}"
-            ) from None
+            found = f"{what} takes more memory than the GPU has ({str(error).split('. ')[0]})"
+            raise RunError(asked, found, next) from None
+
+    def _evaluating(self, samples: int) -> contextlib.AbstractContextManager[None]:
+        next = "a smaller --batch-size, whose steps leave more; or no target, for speed alone"
+        return self._in_memory(f"evaluating {whole(samples)} samples at a time", "an evaluation", next)
 
     def digest(self, rows: Any, position: int) -> Any:
         """As `run.digest`, on the device."""
