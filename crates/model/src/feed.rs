@@ -217,11 +217,14 @@ impl EpochOrder {
 
     /// The sum over these samples at consecutive positions from `first` on, which adds up over batches and ranks: runs with
     /// equal sums of an epoch saw the same samples of the same data at the same positions.
+    // Inlined, so that a caller may have it compiled for wider vectors.
+    #[inline(always)]
     pub fn hash(&self, first: u64, samples: &[u64]) -> u64 {
         let one = |(position, sample): (u64, &u64)| self.mixed(position, *sample);
         (first..).zip(samples).map(one).fold(0, u64::wrapping_add)
     }
 
+    #[inline(always)]
     fn mixed(&self, position: u64, sample: u64) -> u64 {
         mix(mix(self.identity.wrapping_add(sample))
             ^ self.hash_key.wrapping_add(position.wrapping_mul(GOLDEN)))

@@ -24,6 +24,7 @@ mod many;
 mod map;
 mod numbers;
 mod opened;
+mod order_hash;
 mod pages;
 mod place;
 mod processors;

@@ -12,6 +12,7 @@ pub use record::{Elsewhere, RecordFacts};
 pub use shelf::{Lease, Memory};
 pub use table::{Column, Part};
 
+use crate::order_hash::order_hash;
 use crate::request::Request;
 use crate::rows::Ordered;
 use crate::{thread_pool, Address, Opening, ReadPath, Report};
@@ -403,7 +404,7 @@ impl Loader {
         }
         inner.samples.resize(rows, 0);
         inner.order.fill(positions.start, &mut inner.samples);
-        flight.hash = Hash::Here(inner.order.hash(positions.start, &inner.samples));
+        flight.hash = Hash::Here(order_hash(&inner.order, positions.start, &inner.samples));
         let begin = |request| submit(requests, request);
         self.table.request(&inner.samples, together, &places, || lease.after(), begin)?;
         Ok(flight)

@@ -3,6 +3,7 @@
 
 use super::gpu_numbers::GpuNumbers;
 use super::numbers::Copied;
+use super::order_hash::order_hash;
 use super::place::{Address, Range};
 use super::processors;
 use super::windows::{Gathered, Windows};
@@ -143,7 +144,7 @@ impl Ordered {
         let mut numbers = vec![0; some.len()];
         let first = self.first + some.start as u64;
         self.order.fill(first, &mut numbers);
-        let hash = self.order.hash(first, &numbers);
+        let hash = order_hash(&self.order, first, &numbers);
         (numbers, hash)
     }
 
