@@ -440,9 +440,9 @@ impl Reader {
         })
     }
 
-    /// Returns whether surroundings of rows were found cached, as of at most a second ago.
-    pub(super) fn some_resident(&self) -> bool {
-        self.map.as_ref().is_some_and(Map::has_resident)
+    /// Returns the address of the file in memory, if surroundings of rows were found cached as of at most a second ago.
+    pub(super) fn partly_resident(&self) -> Option<*const u8> {
+        self.map.as_ref().filter(|map| map.has_resident()).map(|map| map.at(0))
     }
 
     /// Returns the address of the file in memory, if all of it was cached as of at most a second ago.
