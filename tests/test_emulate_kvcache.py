@@ -173,6 +173,16 @@ def test_what_cannot_be_right_is_refused_with_what_can(capsys: Any, flags: tuple
     assert named in refused(capsys, *flags)
 
 
+@pytest.mark.promise("KVC-24")
+def test_a_trace_tells_entries_of_several_ranks_apart(capsys: Any, tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        name = tmp_path / f"{ranks}.csv"
+        flags = ("--users", "3", "--duration", "3", "--ranks", str(ranks), "--trace", name)
+        run(capsys, "model:d7-ps1010", *flags)
+        keys = {line.split(",")[4] for line in name.read_text().splitlines()[1:]}
+        assert {key.partition("user")[0] for key in keys} == ({"rank0_", "rank1_"} if ranks == 2 else {""})
+
+
 @pytest.mark.long
 def test_results_are_the_references_files_and_never_overwritten(capsys: Any, tmp_path: Path) -> None:
     cache, out = tmp_path / "cache", tmp_path / "results"

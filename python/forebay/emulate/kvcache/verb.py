@@ -212,14 +212,16 @@ class Files:
                 str(self.results), self.spec["option"], self.trial, rank["rank"], own, rank["requests"], self.stamp
             )
         if self.trace is not None:
-            rows = sorted((row for rank in ranks for row in rank["trace"]), key=lambda row: row["at_s"])
+            # Users of every rank have the same names.
+            several = self.spec["ranks"] > 1
+            keyed = [
+                (f"rank{rank['rank']}_{row['key']}" if several else row["key"], row) for rank in ranks for row in rank["trace"]
+            ]
             tree.write_trace(
                 self.trace,
                 (
-                    tree.Operation(
-                        self.began + row["at_s"], row["operation"], row["bytes"], row["tier"], row["key"], row["phase"]
-                    )
-                    for row in rows
+                    tree.Operation(self.began + row["at_s"], row["operation"], row["bytes"], row["tier"], key, row["phase"])
+                    for key, row in sorted(keyed, key=lambda each: each[1]["at_s"])
                 ),
             )
 
