@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_machine import FakeMachine, other_build, record_of, typed
+from forebay import run as engine
 from forebay.compare.jobs import Limits, PairRun, _line, orders
 from forebay.compare.verdict import judge, span
 from forebay.errors import RunError
@@ -521,6 +522,40 @@ def test_one_run_keeps_a_limit_and_strictly_speaking_shows_nothing(capsys: Any, 
     assert typed(capsys, "compare", run, "--limit", "rate > 5GiB/s")[0] == 1
     code, _, err = typed(capsys, "compare", run, "--limit", "power < 900W")
     assert code == 2 and "not measured" in err
+
+
+def mixed(record: dict[str, Any], also: float = 1.0) -> dict[str, Any]:
+    """The record as of a mix: two reads for each write, whose latency is 10 × that of the reads."""
+    result = record["result"]
+    for way, share, longer in (("read", 2 / 3, 1.0), ("write", 1 / 3, 10.0 * also)):
+        result[way] = {
+            "bytes": result["bytes"] * share, "ios": result["ios"] * share, "iops": result["iops"] * share,
+            "throughput_gib_s": result["throughput_gib_s"] * share,
+            "latency_us": {name: us * longer for name, us in result["latency_us"].items()},
+        }  # fmt: skip
+    return record
+
+
+@pytest.mark.promise("REC-46")
+def test_a_direction_is_judged_in_files_and_shown_of_two_mixed_jobs(
+    machine: FakeMachine, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = (write_runs(tmp_path / f"{name}.jsonl", {1: noisy(1, 6, 1)}) for name in "ab")
+    for path, also in ((a, 1.0), (b, 1.5)):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            mixed(line["record"], also)
+        path.write_text("\n".join(json.dumps(line) for line in lines))
+    asked = ["--metric", "read.p99,write.p99", "--junit", tmp_path / "g.xml", "--github"]
+    code, out, err = typed(capsys, "compare", a, b, *asked)
+    assert code == 1 and "B is worse than A by more than 2 % in write p99 latency" in out and "in read p99 latency" in out
+    assert "::error title=forebay compare" in err and "write p99 latency" in (tmp_path / "g.xml").read_text()
+    run = machine.run
+    monkeypatch.setattr(engine, "run", lambda job, **more: mixed(run(job, **more), 1.5 if job["depth"] == 2 else 1.0))
+    asked = ["--a", "depth=1", "--b", "depth=2", "/data/x", "--metric", "write.p99", "--tolerance", "2%", "--pairs-max", "8"]
+    code, out, _ = typed(capsys, "compare", *asked)
+    assert code == 1 and "read I/O rate, IOPS" in out and "write mean latency, µs" in out and "flush" not in out
+    assert "gate: B is worse than A by more than 2 % in write p99 latency" in out
 
 
 @pytest.mark.promise("SWP-31")

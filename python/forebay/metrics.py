@@ -213,12 +213,29 @@ OF_COMMANDS = {
     "train": TRAIN, "infer": INFER, "emulate kvcache": KVCACHE, "emulate kvcache replay": REPLAY, "emulate kvcache run": BLOCKS,
 }  # fmt: skip
 ALL = {**FIGURES, **TRAIN, **INFER, **KVCACHE, **REPLAY, **BLOCKS}
+# Those that a document may have by their name.
+NAMED = {**ALL, **OF_WAYS}
 
 
 def command_with_figures(words: Sequence[str]) -> str | None:
     """The one of OF_COMMANDS that the words begin with, the longest; None where it's none."""
     known = [name for name in OF_COMMANDS if tuple(words[: name.count(" ") + 1]) == tuple(name.split())]
     return max(known, key=len, default=None)
+
+
+def of_mix(records: Iterable[Mapping[str, Any]]) -> dict[str, Metric]:
+    """Rates and latencies of each direction where one of the records mixes them."""
+    ways = {way for record in records for way in (mixed_ways(record.get("result") or {}))}
+    return {
+        name: OF_WAYS[name] for way in WAYS if way in ways
+        for figure in ("throughput", "iops", "latency_mean", "latency_p99") if (name := f"{way}.{figure}") in OF_WAYS
+    }  # fmt: skip
+
+
+def mixed_ways(result: Mapping[str, Any]) -> list[str]:
+    """The directions of a result that has several."""
+    found = [way for way in WAYS if isinstance(result.get(way), dict)]
+    return found if len(found) > 1 else []
 
 
 def figure_named(name: str, asked: str, known: Mapping[str, Metric] = FIGURES) -> Metric:

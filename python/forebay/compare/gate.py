@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay.compare.bounds import Bound
 from forebay.errors import BAD_REQUEST, CHECK_FAILED, INTERRUPTED
-from forebay.metrics import ALL, Metric
+from forebay.metrics import NAMED, Metric
 from forebay.numbers import figure
 
 PASSED, FAILED, UNDECIDED = "passed", "failed", "undecided"
@@ -96,10 +96,10 @@ def _of_files(judged: dict[str, Any], tolerance_pct: float) -> list[Case]:
         state = _STATES.get(point["verdict"], UNDECIDED)
         if state == UNDECIDED and verdict["kind"] == "not_worse":
             state = PASSED  # all of them together show it
-        found.append(Case(name, point["name"], state, _sentence(point, ALL[name], tolerance_pct)))
+        found.append(Case(name, point["name"], state, _sentence(point, NAMED[name], tolerance_pct)))
     if overall is not None:
         state = PASSED if verdict["kind"] == "not_worse" else _STATES.get(overall["verdict"], UNDECIDED)
-        found.append(Case(name, ALL_POINTS, state, _sentence(overall, ALL[name], tolerance_pct)))
+        found.append(Case(name, ALL_POINTS, state, _sentence(overall, NAMED[name], tolerance_pct)))
     return found
 
 

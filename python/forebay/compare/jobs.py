@@ -26,7 +26,7 @@ from forebay.compare.typed import Typed
 from forebay.compare.verdict import judge, reported
 from forebay.compare.work import Work
 from forebay.errors import ForebayError, MachineError, RunError
-from forebay.metrics import Metric
+from forebay.metrics import Metric, of_mix
 from forebay.numbers import figure
 from forebay.stages import Stages, format_duration
 from forebay.stats import Interval, Pair, bootstrap_interval, paired_ratio
@@ -272,7 +272,7 @@ def _document(
     failure: ForebayError | None,
 ) -> dict[str, Any]:
     a, *others = sides
-    reported = gate.reported(a.metrics)
+    reported = gate.reported({**a.metrics, **of_mix(record for each in done for record in each.records.values())})
     longer = None if a.has_ios else a.longer
     noise = _noise(done)
     ran = {side.name: [each.records[side.name] for each in done] for side in sides}

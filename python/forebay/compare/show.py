@@ -6,7 +6,7 @@ from typing import Any
 
 from forebay.bench.summary import warnings as worded
 from forebay.compare.gate import cases, verdicts
-from forebay.metrics import ALL
+from forebay.metrics import NAMED
 from forebay.numbers import figure
 from forebay.table import table
 
@@ -26,7 +26,7 @@ def show_jobs(document: dict[str, Any], strict: bool) -> str:
     pairs, many = ("pairs" if len(against) == 1 else "rounds"), len(document["pairs"])
     lines += ["", f"{many} {pairs}, in random order, medians, and {quotients} with its 95 % interval"]
     rows = [("", *sides, *(word for name in against for word in (f"A ÷ {name}", "")))]
-    for name, metric in ALL.items():
+    for name, metric in NAMED.items():
         if name not in document["ratios"]:
             continue
         medians = [side["medians"][name] for side in sides.values()]
@@ -38,7 +38,7 @@ def show_jobs(document: dict[str, Any], strict: bool) -> str:
     for name in ("cpu", "power", "train.seconds_to_target"):
         reason = next((side["missing"][name] for side in sides.values() if name in side["missing"]), None)
         if reason:
-            lines.append(f"{ALL[name].title} not measured: {reason}")
+            lines.append(f"{NAMED[name].title} not measured: {reason}")
     everyone = " and ".join(", ".join(sides).rsplit(", ", 1))
     if document.get("same_batches") is not None:
         same = "the same samples in the same order" if document["same_batches"] else "different samples, or in another order"
@@ -51,7 +51,7 @@ def show_jobs(document: dict[str, Any], strict: bool) -> str:
         said = _verdict(verdict)
         lines += said if len(against) == 1 else [f"{other} against A: {said[0]}", *said[1:]]
         if verdict.get("gate"):
-            by = f"by more than {document['tolerance_pct']:g} % in {ALL[judged['metric']].title}"
+            by = f"by more than {document['tolerance_pct']:g} % in {NAMED[judged['metric']].title}"
             lines.append(f"  gate: {GATE[verdict['gate']].format(by=by, other=other)}")
     if document["interrupted"]:
         lines.append(f"interrupted: the verdict is on the {pairs} that finished")
@@ -127,7 +127,7 @@ def show_files(document: dict[str, Any], strict: bool) -> str:
 
 
 def _points(judged: dict[str, Any]) -> list[str]:
-    metric = ALL[judged["metric"]]
+    metric = NAMED[judged["metric"]]
     rows = [("point", "A", "B", "A ÷ B", "", "runs", "")]
     for point in judged["points"]:
         runs = f"{point['runs'][0]}/{point['runs'][1]}"
