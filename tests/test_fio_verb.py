@@ -14,6 +14,7 @@ from forebay.errors import RequestError
 from forebay.fio import command_line
 from forebay.fio import document as fio_document
 from forebay.fio import logs as fio_logs
+from forebay.fio import wording as fio_wording
 from properties import parametrized
 
 FIO = shutil.which("fio")
@@ -111,6 +112,19 @@ def test_each_field_of_fios_document_is_there_and_counts_the_same(case: str, dat
     assert sum(other[f"latency_{unit}"][bound] for unit in ("ns", "us", "ms") for bound in other[f"latency_{unit}"]) == (
         pytest.approx(100, abs=0.01)
     )
+
+
+def test_advice_names_what_can_be_typed_with_fios_words() -> None:
+    said = {
+        "--duration 30": "--runtime=30",
+        "--passes 5, or --duration 30": "--loops=5, or --runtime=30",
+        "--pages auto": "forebay bench --fio FILE --pages auto",
+        "--until-steady, or --repeat 5": "forebay bench --fio FILE --until-steady, or forebay bench --fio FILE --repeat 5",
+        "files of 1 GiB (--create with --file-size 1g)": "files of 1 GiB (forebay bench --fio FILE --create with --size=1g)",
+        "docker run --memory SIZE": "docker run --memory SIZE",
+        "without --fio-lenient such a job is refused": "without --fio-lenient such a job is refused",
+    }
+    assert {text: fio_wording.advice(text) for text in said} == said
 
 
 @needs_fio

@@ -3,7 +3,7 @@
 //! and come first.
 
 use crate::cached;
-use crate::job::{JobSpec, PathKind};
+use crate::job::{JobSpec, Pages, PathKind};
 use crate::record::{CacheState, PathRan, RunRecord, RunResult, Warning};
 use crate::training::{Loader, Training};
 
@@ -311,9 +311,13 @@ fn of_cache(record: &RunRecord, list: &mut Vec<Warning>) {
     if cache.policy == "bypass" && matches!(pages, "small" | "thp-partial") {
         let text = format!("buffers are in {pages} pages: the device sees each I/O as many small pieces");
         let huge = "sysctl vm.nr_hugepages=512";
-        // Emulated runs have no --pages.
-        let next =
-            if record.training.is_some() { huge.into() } else { format!("{huge}, or ‹pages› thp") };
+        let next = match record.job.spec.pages {
+            // Emulated runs have no --pages.
+            _ if record.training.is_some() => huge.into(),
+            // As fio's jobs have it: huge pages alone would change nothing.
+            Pages::Small => "‹pages› auto".into(),
+            _ => format!("{huge}, or ‹pages› thp"),
+        };
         warn(list, "small_pages", text, next);
     }
     of_traffic(cache, result, list);

@@ -19,7 +19,7 @@ import click
 from forebay import fio
 from forebay.bench import save, summary, verb
 from forebay.errors import DONE, RequestError, RunError
-from forebay.fio import command_line, document, keys, logs
+from forebay.fio import command_line, document, keys, logs, wording
 from forebay.fio import disks as fio_disks
 from forebay.fio.file import Section, expanded
 from forebay.fio.job import CHECK, FioJob
@@ -152,6 +152,9 @@ class _Command:
         entry = self._entry(job, settings, asked)
         record = outcome.record
         if record is not None:
+            for warning in record.get("warnings") or []:
+                if not str(warning.get("next")).startswith("forebay "):
+                    warning["next"] = wording.advice(str(warning["next"]))
             entry.records.append(record)
             self.devices |= set(record["cache"].get("devices") or {})
             self.reported.append(f"[{task.name}]\n{summary.text(record)}")

@@ -16,6 +16,9 @@ from forebay.wording import reworded
 # A field with its value, where it has one.
 _SETTING = re.compile(r"‹([a-z_]+)›(?: ([^\s,;:(-][^\s,;:]*))?")
 
+# A flag with its value. What is typed as a command of its own is none of fio's.
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: ([^\s,;:(-][^\s,;:)]*))?")
+
 
 def check(section: str, job: dict[str, Any], flags: Collection[str] = ()) -> None:
     """Raises RequestError for what can't be right on any machine. `flags`: the fields that were given as flags."""
@@ -35,6 +38,23 @@ def in_fios_words(error: ForebayError, section: str, flags: Collection[str] = ()
     reported = reworded(error, lambda text: _SETTING.sub(spoken, text))
     reported.asked = f"[{section}] {reported.asked}"
     return reported
+
+
+def advice(text: str) -> str:
+    """Advice that names flags of a job, for a command of fio's: as its settings where it has them, else with the verb that
+    takes them."""
+    valued = {f.flag: not f.is_flag for f in fields()}
+
+    def spoken(named: re.Match[str]) -> str:
+        flag, value = named[1], named[2]
+        if flag not in valued:
+            return named[0]
+        if flag in SAME and value:
+            return f"{SAME[flag][0]}={value}"
+        rest = f" {value}" if value else ""
+        return f"{'' if flag in SAME else 'forebay bench --fio FILE '}--{flag}{rest}"
+
+    return _FLAG.sub(spoken, text)
 
 
 @cache

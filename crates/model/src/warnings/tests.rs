@@ -233,6 +233,8 @@ fn emulated_training_is_told_of_no_flag_that_it_lacks() {
     record.cache.policy = "bypass".into();
     record.path.slot_pages = "small".into();
     assert_eq!(next(&record, "small pages"), "sysctl vm.nr_hugepages=512, or ‹pages› thp");
+    record.job.spec.pages = Pages::Small;
+    assert_eq!(next(&record, "small pages"), "‹pages› auto");
     record.training = Some(Training::of_spec(&EmulateSpec::default(), 3, 10));
     assert_eq!(next(&record, "small pages"), "sysctl vm.nr_hugepages=512");
 }
