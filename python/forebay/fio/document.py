@@ -131,7 +131,7 @@ def document(entries: Iterable[Entry], shared: Mapping[str, str], disks: list[di
     }  # fmt: skip
     if shared:
         found["global options"] = dict(shared)
-    return {**found, "jobs": [_job(entry) for entry in entries], "disk_util": disks}
+    return {**found, "jobs": [_job(entry) for entry in entries], **({"disk_util": disks} if disks else {})}
 
 
 def _job(entry: Entry) -> dict[str, Any]:
@@ -146,9 +146,11 @@ def _job(entry: Entry) -> dict[str, Any]:
     for way, side in shown.items():
         if entry.asked.unified == "both" or (way == "mixed") == (entry.asked.unified == "mixed"):
             found[way] = _direction(side, both, entry.asked)
+    last = {"mixed": found.pop("mixed")} if entry.asked.unified == "both" else {}
     if entry.asked.unified != "mixed":
         # The flush at the end isn't one of these in fio, and a write that is synced by itself is one I/O here.
         found["sync"] = {"total_ios": 0, "lat_ns": Side().spread()}
+    found |= last
     spent = [result.get("cpu") or {} for result in results]
     # Of all clones together, as their time is.
     clones_s = sum(result["seconds"] * record["job"]["workers"] for result, record in zip(results, entry.records, strict=True))

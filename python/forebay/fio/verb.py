@@ -156,7 +156,8 @@ class _Command:
                 if not str(warning.get("next")).startswith("forebay "):
                     warning["next"] = wording.advice(str(warning["next"]))
             entry.records.append(record)
-            self.devices |= set(record["cache"].get("devices") or {})
+            drives = {drive["name"] for drive in record["environment"].get("drives") or []}
+            self.devices |= set(record["cache"].get("devices") or {}) or drives
             self.reported.append(f"[{task.name}]\n{summary.text(record)}")
         entry.error = entry.error or _error(outcome)
         entry.elapsed_s = max(entry.elapsed_s, time.monotonic() - self._began_at)
