@@ -124,6 +124,8 @@ def test_advice_names_what_can_be_typed_with_fios_words() -> None:
         "--pages auto": "forebay bench --fio FILE --pages auto",
         "--until-steady, or --repeat 5": "forebay bench --fio FILE --until-steady, or forebay bench --fio FILE --repeat 5",
         "files of 1 GiB (--create with --file-size 1g)": "files of 1 GiB (forebay bench --fio FILE --create with --size=1g)",
+        "stop them, or --cpus to stay clear of them": "stop them, or --cpus_allowed to stay clear of them",
+        "--cache warm to measure memory": "forebay bench --fio FILE --cache warm to measure memory",
         "docker run --memory SIZE": "docker run --memory SIZE",
         "without --fio-lenient such a job is refused": "without --fio-lenient such a job is refused",
     }

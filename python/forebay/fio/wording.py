@@ -16,8 +16,8 @@ from forebay.wording import reworded
 # A field with its value, where it has one.
 _SETTING = re.compile(r"‹([a-z_]+)›(?: ([^\s,;:(-][^\s,;:]*))?")
 
-# A flag with its value. What is typed as a command of its own is none of fio's.
-_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: ([^\s,;:(-][^\s,;:)]*))?")
+# A flag, with its value where one is advised and no word of the sentence follows.
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: ([0-9][^\s,;:)]*|auto|thp|warm|bypass|drop|allow)(?![\w]))?")
 
 
 def check(section: str, job: dict[str, Any], flags: Collection[str] = ()) -> None:
@@ -43,16 +43,15 @@ def in_fios_words(error: ForebayError, section: str, flags: Collection[str] = ()
 def advice(text: str) -> str:
     """Advice that names flags of a job, for a command of fio's: as its settings where it has them, else with the verb that
     takes them."""
-    valued = {f.flag: not f.is_flag for f in fields()}
+    flags = {f.flag for f in fields()}
 
     def spoken(named: re.Match[str]) -> str:
         flag, value = named[1], named[2]
-        if flag not in valued:
+        if flag not in flags:
             return named[0]
-        if flag in SAME and value:
-            return f"{SAME[flag][0]}={value}"
-        rest = f" {value}" if value else ""
-        return f"{'' if flag in SAME else 'forebay bench --fio FILE '}--{flag}{rest}"
+        if flag in SAME:
+            return SAME[flag][0] + (f"={value}" if value else "")
+        return f"forebay bench --fio FILE --{flag}" + (f" {value}" if value else "")
 
     return _FLAG.sub(spoken, text)
 
