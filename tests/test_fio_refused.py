@@ -296,5 +296,9 @@ def test_a_job_file_is_no_data_and_the_verb_that_runs_it_is_named(tmp_path: Path
         assert code == 2 and "is a job file of fio's" in err, words
     assert not (tmp_path / "s.jsonl").exists()
     assert typed(capsys, "fio", job, "--parse-only")[0] == 0 and job.read_text().startswith("; nightly")
+    results = tmp_path / "runs.jsonl"
+    results.write_text('{"schema": "forebay.run/1", "id": "1"}\n')
+    code, _, err = typed(capsys, "bench", results, "--dry-run")
+    assert code == 2 and "holds results of Forebay's, and no data" in err and f"forebay report {results}" in err
     (tmp_path / "data.bin").write_bytes(b"[0, 1]\n" + bytes(5000))
     assert "job file" not in typed(capsys, "bench", tmp_path / "data.bin", "--dry-run")[2]

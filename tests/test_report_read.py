@@ -185,3 +185,12 @@ def test_nulls_zeros_and_wrong_types_anywhere_leave_a_page(tmp_path: Path) -> No
         at[path[-1]] = (None, 0, "x", [], {}, -1, True)[number % 7]
         file = save(tmp_path / "r.jsonl", made, record("host"))
         write_report([file], str(tmp_path / "r.html"), charts=False)
+
+
+def test_a_file_of_data_among_the_runs_is_named_once_and_many_bad_lines_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(range(256)) * 400)
+    (tmp_path / "bad.jsonl").write_text("{oops}\n" * 100)
+    found = load.load([save(tmp_path / "runs.jsonl", record()), *(str(tmp_path / name) for name in ("data.bin", "bad.jsonl"))])
+    assert len(found.entries) == 1
+    assert [text for text in found.problems if "data.bin" in text] == [f"{tmp_path / 'data.bin'}: isn't text; left out"]
+    assert len(found.problems) == 22 and found.problems[-1].endswith("bad.jsonl: 80 more are no records; left out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,7 @@ from forebay.uri import parsed
 Job = dict[str, Any]
 Record = dict[str, Any]
 Progress = dict[str, Any]
+_RECORD = re.compile(rb'[\s\[]*\{\s*"schema": *"forebay\.[a-z-]+/[0-9]')
 # No job file of fio's is larger.
 JOB_FILE_BYTES_MAX = 1 << 20
 
@@ -44,7 +46,7 @@ def plan(job: Job) -> dict[str, Any]:
 
 
 def refuse_job_file(source: str) -> None:
-    """RequestError for a job file of fio's in the place of data."""
+    """RequestError for a job file of fio's, or records of runs, in the place of data."""
     try:
         if not os.path.isfile(source) or os.path.getsize(source) > JOB_FILE_BYTES_MAX:
             return
@@ -52,6 +54,8 @@ def refuse_job_file(source: str) -> None:
             lines = [line.strip() for line in file.read().splitlines()]
     except (OSError, ValueError):  # whoever opens it says why
         return
+    if lines and _RECORD.match(b" ".join(lines[:3])):
+        raise RequestError(f"SOURCE {source}", "holds results of Forebay's, and no data", f"forebay report {source}")
     first = next((line for line in lines if line and line[:1] not in (b";", b"#")), b"")
     if first.startswith(b"[") and first.endswith(b"]") and any(b"=" in line for line in lines):
         said = f"is a job file of fio's, of {os.path.getsize(source)} bytes, and no data"

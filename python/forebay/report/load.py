@@ -21,6 +21,8 @@ from forebay.units import GIB
 FILE_BYTES_MAX = GIB
 LINE_BYTES_MAX = 64 << 20
 FILES_MAX = 10_000
+# Lines or documents of one file that are named one by one, and characters in which data shows.
+PROBLEMS_OF_FILE_MAX, TEXT_CHECKED = 20, 4096
 RUN_SCHEMA = "forebay.run/1"
 OLD_RUN_SCHEMAS = ("forebay.run/0",)
 POINT_SCHEMA = "forebay.point/1"
@@ -104,7 +106,17 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _load_file(path: str, loaded: Loaded, seen: set[str]) -> None:
-    text = _read(path)
+    text, before = _read(path), len(loaded.problems)
+    if "\0" in text[:TEXT_CHECKED]:
+        loaded.problems.append(f"{path}: isn't text; left out")
+        return
+    _load_text(path, text, loaded, seen)
+    named = before + PROBLEMS_OF_FILE_MAX
+    if (more := len(loaded.problems) - named) > 0:
+        loaded.problems[named:] = [f"{path}: {more} more are no records; left out"]
+
+
+def _load_text(path: str, text: str, loaded: Loaded, seen: set[str]) -> None:
     try:
         whole = _parse(text)
     except Damaged as damage:
