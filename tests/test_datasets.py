@@ -234,5 +234,7 @@ def test_a_header_is_no_row(tmp_path: Path) -> None:
             forebay.feed.rows(tmp_path / name, np.float32)
     assert "start=" not in str(found.value), "rows of a Fortran array lie nowhere"
     forebay.feed.rows(tmp_path / "x.npy", np.float32, start=begin)
+    done = processes.run([*processes.FOREBAY, "feed", str(tmp_path / "x.npy"), "--row-bytes", "16"])
+    assert done.returncode == 2 and f"try: no --row-bytes, or --start {begin}, where its array begins" in done.stderr
     (tmp_path / "x.bin").write_bytes(bytes(64))
     assert len(Rows(str(tmp_path / "x.bin"), (4,), np.float32)) == 4

@@ -194,3 +194,13 @@ def test_a_file_of_data_among_the_runs_is_named_once_and_many_bad_lines_are_coun
     assert len(found.entries) == 1
     assert [text for text in found.problems if "data.bin" in text] == [f"{tmp_path / 'data.bin'}: isn't text; left out"]
     assert len(found.problems) == 22 and found.problems[-1].endswith("bad.jsonl: 80 more are no records; left out")
+
+
+def test_mounts_are_named_by_the_options_that_differ(tmp_path: Path) -> None:
+    runs = []
+    for number, own in enumerate((["rw", "relatime", "resuid=65534"], ["rw", "noatime", "resuid=65534"], ["rw", "resuid=65534"])):
+        made = record()
+        made["id"], made["environment"]["filesystem"] = f"{number:016x}", {"kind": "xfs", "mount_point": "/d", "options": own}
+        runs.append(made)
+    text = text_of(page_of(tmp_path, *runs))
+    assert "mount options relatime" in text and "mount options noatime" in text and "without relatime,noatime" in text

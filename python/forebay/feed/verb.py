@@ -120,7 +120,11 @@ def open_loader(files: tuple[str, ...], flags: dict[str, Any]) -> Loader:
         import numpy as np
 
         schema = np.dtype((np.uint8, (bytes_,)))
-        data = dataset.rows(list(files), schema, start=parse_bytes(start, "--start") if start else 0)
+        try:
+            data = dataset.rows(list(files), schema, start=parse_bytes(start, "--start") if start else 0)
+        except RequestError as error:
+            next = re.sub(r"forebay\.feed\.\w+", "no --row-bytes", error.next)
+            raise RequestError(error.asked, error.found, next.replace("start=", "--start ")) from None
     elif start is not None:
         raise RequestError(f"--start {start}", "is of rows whose length is given", f"--row-bytes 912 --start {start}")
     else:

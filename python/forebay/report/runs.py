@@ -481,6 +481,7 @@ def _path_rank(series: str) -> int:
 WORD_LETTERS_MAX = 28
 # Properties that come with another more often than they are chosen.
 _CONSEQUENCES = ("engine", "cache", "pages", "files", "file-size", "duration", "destination")
+_MOUNT = "mount options"
 _SURROUNDINGS = frozenset(("host", "build", *(word for word, _ in environment.FACTS)))
 Cells = list[list[Run]]
 
@@ -506,6 +507,7 @@ def _series_names(runs: list[Run], by_x: dict[float, list[Run]], axis: Axis) -> 
     short = {_source(run): short_source(run) for run in runs}
     if len(set(short.values())) < len(short):
         short = {source: source for source in short}
+    short |= _short_mounts(runs)
     chosen = _fewest(telling, list(cells.values()))
     whole = {id(run): _called(run, chosen, short, None) for run in runs}
     brief = {id(run): _called(run, chosen, short, WORD_LETTERS_MAX) for run in runs}
@@ -525,7 +527,17 @@ def _called(run: Run, chosen: list[Difference], short: dict[str, str], letters: 
 
 def _words(run: Run, of: list[Difference], short: dict[str, str]) -> list[str]:
     values = ((d, d.read(run)) for d in of)
-    return [short[value] if d.name == "source" else d.said(value) for d, value in values if value not in (None, "")]
+    return [short[value] if d.name in ("source", _MOUNT) else d.said(value) for d, value in values if value not in (None, "")]
+
+
+def _short_mounts(runs: list[Run]) -> dict[str, str]:
+    """Mount options → those that not all of the runs have; `without noatime` where one has none of its own."""
+    read = dict(environment.FACTS)[_MOUNT]
+    whole = {text: text.split(",") for run in runs if (text := read(run.record))}
+    common = set.intersection(*map(set, whole.values())) if whole else set()
+    named = {text: [each for each in own if each not in common] for text, own in whole.items()}
+    lacking = ",".join(dict.fromkeys(each for own in named.values() for each in own))
+    return {text: f"{_MOUNT} {','.join(own)}" if own else f"without {lacking}" for text, own in named.items()}
 
 
 def _fewest(telling: list[Difference], cells: Cells) -> list[Difference]:
