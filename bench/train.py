@@ -288,7 +288,7 @@ def over_seeds(bench: Bench) -> list[float]:
 
 
 def verdicts(
-    rounds: list[list[Row]], wholes: list[Row], gpu: bool, epoch_rows: int, rates: list[float] | None = None
+    rounds: list[list[Row]], wholes: list[Row], gpu: bool, epoch_rows: int, of_seeds: list[float] | None = None
 ) -> list[str]:
     """Bounds, each with the median over the rounds. `epoch_rows`: those of an epoch, whatever the batches."""
     by: dict[tuple[int, str], list[Row]] = {}
@@ -342,9 +342,9 @@ def verdicts(
             common.setdefault((mark["samples"], alike), set()).add(mark["hash"])
     one = all(len(hashes) == 1 for hashes in common.values())
     said.append(f"- one hash over paths and supplies, at each of {len(common)} lengths: {HOLDS[one]}")
-    if rates:
-        spread = 100 * statistics.stdev(rates) / statistics.mean(rates)
-        bound = f"samples/s over {len(rates)} seeds: relative standard deviation ≤ {SPREAD_PCT:g} %"
+    if of_seeds and len(of_seeds) > 1:
+        spread = 100 * statistics.stdev(of_seeds) / statistics.mean(of_seeds)
+        bound = f"samples/s over {len(of_seeds)} seeds: relative standard deviation ≤ {SPREAD_PCT:g} %"
         said.append(f"- {bound}: {spread:.2f} %, {HOLDS[spread <= SPREAD_PCT]}")
     offs = [abs(w["off_pct"]) for w in wholes if w.get("off_pct") is not None]
     if offs:
