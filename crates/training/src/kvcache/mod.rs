@@ -204,6 +204,18 @@ pub fn run_kvcache(
 }
 
 /// The job of bench that has the same fields, for everything of bench's that is used, and for the record.
+/// A run that neither read nor wrote storage has nothing to record.
+fn nothing_moved(was_stopped: bool) -> Error {
+    if was_stopped {
+        return Error::run("the run", "was stopped before anything moved", "the same command again");
+    }
+    Error::request(
+        "the run",
+        "moved nothing to or from storage: no request came, or the memory tier took every entry",
+        "a longer --duration, more --users, or a smaller --host-tier",
+    )
+}
+
 fn job_of(spec: &KvSpec) -> JobSpec {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     JobSpec {

@@ -63,9 +63,7 @@ pub(super) fn run(
     folder.close();
     let ran = run?;
     if ran.sums.ios.load(Ordering::Relaxed) == 0 {
-        return Err(ran.failed.unwrap_or_else(|| {
-            Error::run("the run", "interrupted before anything moved", "the same command again")
-        }));
+        return Err(ran.failed.unwrap_or_else(|| super::nothing_moved(ran.was_stopped)));
     }
     Ok(results::outcome(spec, job, command, started, &folder, ran))
 }

@@ -63,11 +63,7 @@ pub(super) fn run(
         !observer.stop()
     })?;
     if played.kvcache.read_bytes + played.kvcache.write_bytes == 0 {
-        return Err(Error::run(
-            "the simulation",
-            "was stopped before anything moved",
-            "the same command again",
-        ));
+        return Err(super::nothing_moved(played.kvcache.stream_hash.is_none()));
     }
     let (window_ns, last_ns) = (played.moved.window_ns, played.moved.last_ns);
     let circumstance = Circumstance {
