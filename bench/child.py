@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,21 @@ def asked(name: str, child: Child, **request: Any) -> Contender:
     settings = [f"{key}={value}" for key, value in request.items()]
     script = [f"bench/{Path(child.command[1]).name}", *child.command[2:]]
     return Contender(name, measure, ["python", *script, *settings])
+
+
+def together(name: str, children: Sequence[Child]) -> Contender:
+    """A contender of several children that measure at the same time: its rate is the sum of theirs."""
+
+    def measure(seconds: float) -> Figure:
+        with ThreadPoolExecutor(len(children)) as threads:
+            # All are ready before one begins.
+            list(threads.map(lambda child: child.process or child.start(), children))
+            reported = list(threads.map(lambda child: child.ask({"seconds": seconds}, 90 + 10 * seconds), children))
+        took = max(one["seconds"] for one in reported)
+        moved, ios = (round(sum(one[key] / one["seconds"] for one in reported) * took) for key in ("bytes", "ios"))
+        return Figure(took, moved, ios, sum(one["cpu_s"] for one in reported), None, {"ready": children[0].ready.get("ready")})
+
+    return Contender(name, measure, ["python", f"bench/{Path(children[0].command[1]).name}", *children[0].command[2:]])
 
 
 @contextmanager

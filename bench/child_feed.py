@@ -253,12 +253,16 @@ def spdl(case: Case) -> Iterator[int]:
 # Into a GPU ----------------------------------------------------------------------------------------------
 
 
-def forebay_gpu(case: Case, path: str = "auto") -> Iterator[int]:
-    """From the sixth epoch on: by then `auto` has had the file registered, where that pays."""
+def forebay_gpu(case: Case, path: str = "auto", gpu: int = 0, ranks: int = 1) -> Iterator[int]:
+    """From the sixth epoch on: by then `auto` has had the file registered, where that pays. Of several ranks the share of one, on
+    a GPU of its own."""
+    import torch
     from forebay.torch import Loader
 
-    loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0", path=path)
-    for _ in range(6):
+    torch.cuda.set_device(gpu)
+    share = {"rank": gpu, "world": ranks} if ranks > 1 else {}
+    loader = Loader(rows_of(case), case.batch, shuffle=case.order, device=f"cuda:{gpu}", path=path, **share)
+    for _ in range(6 * ranks):
         for batch in loader:
             del batch
     while True:
@@ -406,6 +410,9 @@ def torch_loader_gpu(case: Case) -> Iterator[int]:
 
 SIDES = {
     "forebay-gpu": forebay_gpu,
+    "forebay-gpu-1": lambda case: forebay_gpu(case, gpu=1),
+    "forebay-rank-0": lambda case: forebay_gpu(case, gpu=0, ranks=2),
+    "forebay-rank-1": lambda case: forebay_gpu(case, gpu=1, ranks=2),
     "forebay-mapped": lambda case: forebay_gpu(case, "mapped"),
     "forebay-first": forebay_first,
     "forebay-cold": forebay_cold,

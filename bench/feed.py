@@ -4,7 +4,8 @@ forebay.torch.Loader beside a bare pread loop, PyTorch's DataLoader without and 
 and Grain, over the same samples in the page cache. --ml names a Python that has forebay, torch and the peers; who isn't
 installed there is left out and named. With --gpu, shuffled samples go into the first GPU, beside PyTorch's DataLoader and a
 loop of index_select with two pinned buffers; `--only cost:` has what surrounds that: two cores alone, samples that come from
-the disk, batches without anything to read, and the time to the first batch. Exit: 0 if every bound holds, 1 if one does not.
+the disk, batches without anything to read, and the time to the first batch; `--only ranks:`, of two GPUs, both beside
+one, on shares of a file and on a file each. Exit: 0 if every bound holds, 1 if one does not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from child import HERE, Child, asked, closing
+from child import HERE, Child, asked, closing, together
+from gpu import count as gpu_count
 from side_by_side import GIB, Bound, Cell, Contender, arguments, compare, say
 
 PROMISES = ("MSR-26", "MSR-27")
@@ -33,6 +35,8 @@ GPU_SAMPLES = ((150_528, 256, 40.0, 100.0), (912, 8192, 27e6, 100.0), (2048, 819
 GPU_FIRST = 30.0
 # On two cores, times the tuned loop's rate. From the disk, of what reads by O_DIRECT reach.
 GPU_FEW, GPU_COLD = 5.0, 0.97
+# Times one GPU's rate.
+TWO_GPUS = 1.8
 # CPU ns to hand over a batch of nothing; first batches of 10⁸ rows a second.
 HAND_OVER_NS, STARTS = 20_000.0, 2.0
 START_ROWS, START_ROW = 100_000_000, 16
@@ -67,7 +71,8 @@ def main() -> int:
                     options, children, n, (r, b), at_least, at_most
                 )
             )
-    for name, build in COSTS if options.gpu else ():
+    several = RANKS if gpu_count() > 1 else ()
+    for name, build in (*COSTS, *several) if options.gpu else ():
         if not options.only or options.only in name:
             cells.append(lambda n=name, b=build: b(options, children, n))  # type: ignore[misc]
     for row, batch in () if options.gpu else SAMPLES:
@@ -151,6 +156,26 @@ def cold_cell(options: argparse.Namespace, children: list[Child], name: str) -> 
     return Cell(name, contenders, [Bound("rate", sides[1:], at_least=GPU_COLD)], ours=sides[0])
 
 
+def shared_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
+    return ranks_cell(options, children, name, {"forebay-rank-0": gpu_file(options), "forebay-rank-1": gpu_file(options)})
+
+
+def paired_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
+    other = samples(options.dir / "feed-gpu-1.bin", GPU_FILE_BYTES // GPU_UNIT * GPU_UNIT)
+    return ranks_cell(options, children, name, {"forebay-gpu": gpu_file(options), "forebay-gpu-1": other})
+
+
+def ranks_cell(options: argparse.Namespace, children: list[Child], name: str, sides: dict[str, Path]) -> Cell:
+    """Two processes, each on a GPU of its own, at the same time, beside one alone."""
+    case = GPU_SAMPLES[0][:2]
+    (one,) = taking_turns(options, children, ["forebay-gpu"], gpu_file(options), case)
+    given = [*map(str, case), "rows", str(options.dir)]
+    two = [Child("child_feed.py", side, str(file), *given, python=options.ml) for side, file in sides.items()]
+    children += two
+    bounds = [Bound("rate", (one.name,), at_least=TWO_GPUS)]
+    return Cell(name, [together("forebay-two-gpus", two), one], bounds, ours="forebay-two-gpus")
+
+
 def nothing_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
     contenders = taking_turns(options, children, ("forebay-nothing",), gpu_file(options), (912, 8192), "none")
     return Cell(name, contenders, [Bound("cost", (), at_most=HAND_OVER_NS)], per="I/O", ours="forebay-nothing")
@@ -169,6 +194,10 @@ COSTS: tuple[tuple[str, Callable[[argparse.Namespace, list[Child], str], Cell]],
     ("cost: 150,528-byte samples into a GPU, from the disk", cold_cell),
     ("cost: a batch handed over on a GPU, in order, nothing read", nothing_cell),
     (f"cost: the first batch of {START_ROWS:,} rows on a GPU", start_cell),
+)
+RANKS = (
+    ("ranks: 150,528-byte samples, shuffled, shares of one file", shared_cell),
+    ("ranks: 150,528-byte samples, shuffled, a file each", paired_cell),
 )
 
 
