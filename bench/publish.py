@@ -203,7 +203,7 @@ def page(results: list[dict[str, Any]]) -> str:
                     put(tables, table)
         for head, rows in tables:
             text += f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "".join(f"{row}\n" for row in rows)
-        text += "\n" + "".join(f"- {'. '.join(map(about, found))}.\n" for found in used.values() if found)
+        text += "\n" + notes([result for found in used.values() for result in found])
     return text
 
 
@@ -281,19 +281,26 @@ def beside(part: Part, rows: list[list[Any]], units: tuple[str, str]) -> list[st
 INTERVAL = re.compile(r", 95 % interval ([\d.]+) to ([\d.]+)")
 
 
-def about(result: dict[str, Any]) -> str:
-    """A result's command, machine and date, and the bounds that don't hold."""
-    command = result["command"].removeprefix("python bench/").replace(" --dir DIR", "")
-    reported = f"`{command}`, {kept.kind(result['machine'])}, {result['date']}"
-    bounds = result["bounds"]
-    # The median alone: how far it ranges is in the data, and where it decides is in the tables.
-    missed = [b["bound"] + (f": {shown(b['value']).partition(' (')[0]}" if b["value"] else "") for b in bounds if not b["holds"]]
-    missed = [INTERVAL.sub(r" (\1–\2)", text) for text in missed]
-    if bounds and not missed:
-        reported += f": all {len(bounds)} hold" if len(bounds) > 1 else ": it holds"
-    elif bounds:
-        reported += f": {len(bounds) - len(missed)} of {len(bounds)} hold, **not** {'; '.join(missed)}"
-    return reported
+def notes(results: list[dict[str, Any]]) -> str:
+    """Where each row comes from: those of which every bound holds, those that have none, and what doesn't hold."""
+    found: dict[str, list[str]] = {"All bounds hold": [], "Without bounds": []}
+    text = ""
+    for result in results:
+        bounds, missed = result["bounds"], missed_of(result)
+        command = result["command"].removeprefix("python bench/").replace(" --dir DIR", "")
+        about = f"`{command}`, {kept.kind(result['machine'])}, {result['date']}"
+        if missed:
+            text += f"- {about}: {len(bounds) - len(missed)} of {len(bounds)} hold, **not** {'; '.join(missed)}.\n"
+        else:
+            found["All bounds hold" if bounds else "Without bounds"].append(about)
+    return "".join(f"- {title}: {'; '.join(those)}.\n" for title, those in found.items() if those) + text
+
+
+def missed_of(result: dict[str, Any]) -> list[str]:
+    """Bounds that don't hold, each with the median alone: how far it ranges is in the data, where it decides in the tables."""
+    missed = [bound for bound in result["bounds"] if not bound["holds"]]
+    texts = [b["bound"] + (f": {shown(b['value']).partition(' (')[0]}" if b["value"] else "") for b in missed]
+    return [INTERVAL.sub(r" (\1–\2)", text) for text in texts]
 
 
 def main() -> None:

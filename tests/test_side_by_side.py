@@ -131,7 +131,7 @@ def test_a_published_result_replaces_the_one_of_its_command_and_machine(
     assert one["tables"][0]["rows"][0][:4] == ["1m", "stripe", [2.5, 2.0, 3.0], [10.0, 10.0, 10.0]]
     assert one["bounds"] == [{"bound": "1m: rate of stripe ≥ 0.95 × one file", "value": [1.25, 1.0, 1.5], "holds": True}]
     page = (tmp_path / "benchmarks.md").read_text()
-    assert "| one file | 2.00 GiB/s | 10.0 ms/GiB | 1.25 (1.00–1.50) |" in page and "it holds" in page
+    assert "| one file | 2.00 GiB/s | 10.0 ms/GiB | 1.25 (1.00–1.50) |" in page and "- All bounds hold: `stripe.py" in page
 
 
 def test_bounds_that_do_not_hold_are_named_below_their_table() -> None:
@@ -139,7 +139,7 @@ def test_bounds_that_do_not_hold_are_named_below_their_table() -> None:
     machine = {"cpu": "AMD EPYC", "cores": 2, "gpu": None, "date": "2026-11-27"}
     result = kept.document("x", "python bench/x.py --dir DIR", machine, text, None)
     assert [bound["holds"] for bound in result["bounds"]] == [False, True] and result["left_out"] == ["1m: left out: b: absent"]
-    assert publish.about(result).endswith("1 of 2 hold, **not** 1m: rate of a ≥ 2.0 × b: 1.25")
+    assert publish.notes([result]).endswith("1 of 2 hold, **not** 1m: rate of a ≥ 2.0 × b: 1.25.\n")
     assert kept.name(result) == "x-amd-2-cores.json"
 
 
