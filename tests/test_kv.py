@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
 import os
 import random
 import tempfile
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forebay import kv
-from forebay.errors import CheckFailed, ForebayError, MachineError, RequestError
+from forebay.errors import CheckFailed, ForebayError, MachineError, RequestError, RunError
 
 LAYERS, PAGES, PAGE_BYTES = 3, 40, 4096
 
@@ -151,6 +153,99 @@ def test_what_is_damaged_missing_or_cut_off_is_named_with_its_key_and_offset(sto
     store.store(["c"], [[1, 2]], pages)
     with pytest.raises(RequestError, match="block 'd' of .* isn't there; 2 are"):
         store.load(["a", "d"], [[6, 7], [9, 8]], into)
+
+
+@pytest.mark.promise("KVC-50")
+@pytest.mark.parametrize(
+    ("page_bytes", "layers", "each", "way"),
+    [(4096, 3, 2, {}), (512, 8, 1, {}), (16384, 2, 2, {"direct": True}), (3 << 20, 1, 1, {}), (1000, 3, 2, {}),
+     (4096, 3, 2, {"direct": False})],
+)  # fmt: skip
+def test_what_is_to_be_on_the_device_is_written_past_the_page_cache_and_read_back(
+    tmp_path: Path, page_bytes: int, layers: int, each: int, way: dict[str, Any]
+) -> None:
+    """Wherever pages lie in memory, whatever the page cache holds of the file, however blocks of both kinds take turns."""
+    chance, blocks, pages = random.Random(page_bytes), 9, 9 * each + 1
+    is_sync = not way.get("direct")
+    size = layers * pages * page_bytes
+    lain = np.frombuffer(mmap.mmap(-1, size + 4096), np.uint8)
+    shape = {"layers": layers, "page_bytes": page_bytes, "block_pages": each, "blocks": blocks}
+    with kv.create(tmp_path / "s", **shape, sums=True, **way) as made:
+        wanted: dict[int, Any] = {}
+        for turn in range(6):
+            # On a page of memory, and beside one.
+            held = lain[64 * (turn % 2) :][:size].reshape(layers, pages, page_bytes)
+            held[:] = np.random.default_rng(turn).integers(0, 256, held.shape, np.uint8)
+            some = chance.sample(range(blocks), 1 + turn)
+            tables = drawn(chance, len(some), each, pages)
+            # Every other time it is left in the page cache, not yet on the device.
+            made.store(some, tables, kv.Pages(held), sync=is_sync and turn % 3 != 1)
+            wanted |= {key: held[:, its].copy() for key, its in zip(some, tables, strict=True)}
+            there, into = drawn(chance, len(wanted), each, pages), np.zeros_like(held)
+            made.load(list(wanted), there, kv.Pages(into), verify=True)
+            for key, its in zip(wanted, there, strict=True):
+                assert (into[:, its] == wanted[key]).all(), (turn, key)
+        assert (made._past is not None) == (page_bytes != 1000 and way.get("direct") is not False)
+        if made._past is not None:
+            # What the file system refuses of it goes through the page cache.
+            os.close(made._past._file)
+            made._past._file = os.open(made.name, os.O_RDWR | os.O_DIRECT)
+            with monkeypatched_pwritev(errno.EINVAL, made._past._file):
+                made.store([0], [list(range(each))], kv.Pages(held), sync=is_sync)
+            into = np.zeros_like(held)
+            made.load([0], [list(range(each))], kv.Pages(into), verify=True)
+            assert (into[:, :each] == held[:, :each]).all()
+
+
+@contextlib.contextmanager
+def monkeypatched_pwritev(number: int, file: int) -> Iterator[None]:
+    """Writes to this file fail."""
+    real = os.pwritev
+
+    def refuses(to: int, parts: Any, at: int) -> int:
+        if to == file:
+            raise OSError(number, os.strerror(number))
+        return real(to, parts, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwritev", refuses)
+        yield
+
+
+@pytest.mark.promise("KVC-50")
+def test_a_block_that_is_overwritten_on_the_device_is_removed_there_first_and_a_failure_names_it(store: kv.Store) -> None:
+    pages = kv.Pages(filled(3))
+    tables = np.arange(24).reshape(12, 2)
+    store.store(range(12), tables, pages, sync=True)
+    order: list[str] = []
+    written, flushed = os.pwritev, os.fdatasync
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwritev", lambda *words: order.append("blocks") or written(*words))
+        patch.setattr(os, "fdatasync", lambda *words: order.append("flush") or flushed(*words))
+        patch.setattr(store, "_append", lambda *words: order.append("log") or kv.Store._append(store, *words))
+        store.store(["new"], [[30, 31]], pages, sync=True)
+    assert order == ["log", "flush", "blocks", "flush", "log", "flush"]
+    assert store._past is not None
+    with (
+        monkeypatched_pwritev(errno.EIO, store._past._file),
+        pytest.raises(RunError, match=rf"store block 4 at offset {store.offset(4)} of .*Input/output error"),
+    ):
+        store.store([4, 7], tables[:2], pages, sync=True)
+    # Neither is found any more, and their places are free.
+    assert 4 not in store and 7 not in store and len(store) == 10
+    store.store([4, 7], tables[:2], pages, sync=True)
+    assert len(store) == 12
+
+
+@pytest.mark.promise("KVC-50")
+def test_a_new_store_has_its_room(tmp_path: Path) -> None:
+    with kv.create(tmp_path / "s", layers=LAYERS, page_bytes=PAGE_BYTES, blocks=100) as made:
+        found = os.stat(made.name)
+        assert found.st_size == made.shape.file_bytes <= found.st_blocks * 512
+    room = os.statvfs(tmp_path)
+    with pytest.raises(RunError, match="No space left on device"):
+        kv.create(tmp_path / "t", layers=1, page_bytes=1 << 20, blocks=2 * room.f_blocks * room.f_frsize >> 20)
+    assert not (tmp_path / "t").exists()
 
 
 def test_loads_and_stores_of_several_threads_take_turns(store: kv.Store) -> None:

@@ -33,7 +33,7 @@ there = draw.permutation(pages)[: blocks * each].reshape(blocks, each)
 with kv.create(home.name + "/kv", layers=layers, page_bytes=page, block_pages=each, blocks=blocks, sums=True, path=way) as store:
     source = on_gpu(held)
     for some in (range(3), range(3, blocks), range(1, blocks, 2)):
-        store.store(some, there[list(some)], kv.Pages(source, layers, pages))
+        store.store(some, there[list(some)], kv.Pages(source, layers, pages), sync=len(some) > 3)
     assert [lent is not None for lent in store._lent.values()] == [True] * in_memory
     for turn in range(3):
         for count in (1, 7, blocks):

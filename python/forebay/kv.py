@@ -7,8 +7,10 @@ pages where they lie, `store` gathers it from them. How a store lies in its file
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
+import errno
 import fcntl
 import itertools
 import json
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay import _core, reader
 from forebay.buffers import Memory, memory_of, streams_before
+from forebay.direct_writes import ALIGN, DirectWriter, NotWritten
 from forebay.errors import CheckFailed, ForebayError, MachineError, RequestError, RunError
 from forebay.names import Path, file_name
 from forebay.paths import abilities
@@ -168,7 +171,9 @@ def create(
                 raise RequestError(asked, "the device isn't empty", f"blkdiscard -z {name}, if nobody needs it")
         else:
             os.ftruncate(made, shape.file_bytes)
-            if _in_memory(made):
+            if not _in_memory(made):
+                _reserve(made, shape.file_bytes)
+            else:
                 # All of it now: what is written through a mapping later can't be told that there is no room.
                 os.posix_fallocate(made, 0, shape.file_bytes)
         begun = head.ljust(HEAD_BYTES, b"\0") + _record(0, 1, BEGUN)
@@ -196,6 +201,16 @@ def _in_memory(file: int) -> bool:
     statfs = ctypes.CDLL(None, use_errno=True).fstatfs
     found = (ctypes.c_long * 32)()
     return statfs(file, found) == 0 and found[0] == TMPFS
+
+
+def _reserve(file: int, size: int) -> None:
+    """Room on the device, where its file system can set some aside: in one piece, and in writing no more has to be found. What
+    can't isn't written full instead, as posix_fallocate does."""
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    if fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        number = ctypes.get_errno()
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(number, os.strerror(number))
 
 
 def _record(sequence: int, generation: int, kind: int, key: bytes = b"", slot: int = 0, sum_: int | None = None) -> bytes:
@@ -349,7 +364,7 @@ class Store:
     """
 
     def __init__(self, name: str, path: str = "auto", direct: bool | None = None, prefer: str = "balance") -> None:
-        self.name, self._path = name, path
+        self.name, self._path, self._direct = name, path, direct
         try:
             self._file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -375,6 +390,7 @@ class Store:
         self._lent: dict[int, _core.Lent | None] = {}
         self._stored_bytes = 0
         self._writers: ThreadPoolExecutor | None = None
+        self._past: DirectWriter | None = None
         self._stage: list[Any] = []
         self._closed = False
 
@@ -414,6 +430,8 @@ class Store:
             self._mapped = None
             if self._writers is not None:
                 self._writers.shutdown()
+            if self._past is not None:
+                self._past.close()
             os.close(self._file)
 
     # Loading
@@ -603,7 +621,9 @@ class Store:
 
     def store(self, keys: Sequence[Key], tables: Any, pages: Pages, *, sync: bool = False) -> Stored:
         """Writes blocks out of their pages; a key that is there gets the new content. `sync`: they have reached the device when
-        this returns. Raises RequestError for more blocks than the store holds, RunError with a block's key and offset."""
+        this returns, past the page cache unless the store was opened with direct=False; also after a loss of power, each key has
+        what was stored as it, or isn't there. Raises RequestError for more blocks than the store holds, RunError with a block's
+        key and offset."""
         began = time.monotonic()
         table = self._table(keys, tables, pages)
         made = [_key_bytes(key) for key in keys]
@@ -618,8 +638,15 @@ class Store:
             self._note([(_key_bytes(key), REMOVED, self._held[key], None) for key in gone])
             for key in gone:
                 self._held.pop(key)
+            past = self._past_cache(sync)
             try:
-                self._write(keys, slots, table, pages)
+                if gone and (sync or past is not None):
+                    # What is written past the page cache may be there before what waits in it.
+                    os.fdatasync(self._file)
+                if past is None:
+                    self._write(keys, slots, table, pages)
+                else:
+                    self._write_past(past, keys, slots, table, pages)
                 sums = [self._sum(its, pages) for its in table] if self.has_sums else [None] * len(keys)
                 if sync:
                     os.fdatasync(self._file)
@@ -660,6 +687,52 @@ class Store:
         slots = [self._held[key] if key in self._held else free.pop() for key in keys]
         self._free = free
         return slots, evicted
+
+    def _past_cache(self, sync: bool) -> DirectWriter | None:
+        """The writer of blocks past the page cache; None where they go through it."""
+        shape = self.shape
+        is_fit = shape.block_bytes % ALIGN == 0 and DirectWriter.takes(shape.page_bytes)
+        if not (sync if self._direct is None else self._direct) or self._mapped is not None or not is_fit:
+            return None
+        if self._past is None:
+            with contextlib.suppress(OSError):
+                self._past = DirectWriter(self._file)
+        return self._past
+
+    def _write_past(
+        self, past: DirectWriter, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages
+    ) -> None:
+        """Past the page cache, many writes in flight: through it each would be copied, one after another, and then written."""
+        import numpy as np
+
+        # In the order of the file: what adjoins there is written together.
+        order = np.argsort(slots)
+        keys, slots, table = [keys[n] for n in order], [slots[n] for n in order], table[order]
+        try:
+            view = pages.rows()
+            if pages.gpu is None:
+                layers = np.arange(pages.layers, dtype=np.uint64)
+                places = (layers[None, :, None] * pages.pages + table[:, None, :]).astype(np.int64)
+                runs = self._runs(slots)
+                self._await([job for at, some in runs for job in past.write(at, view, places[some].ravel())])
+            elif view is not None:
+                self._write_from_gpu(keys, slots, table, pages, view, past)
+            else:
+                for slot, its in zip(slots, table, strict=True):
+                    block = np.frombuffer(b"".join(self._parts(its, pages)), np.uint8).reshape(1, -1)
+                    self._await(past.write(self._at(slot), block, np.arange(1)))
+        except NotWritten as failed:
+            key = keys[bisect.bisect_right(slots, (failed.at - self.shape.data_at) // self.shape.block_bytes) - 1]
+            asked = f"store block {key!r:.80} at offset {failed.at} of {self.name}"
+            raise RunError(asked, failed.why.strerror or str(failed.why), "df -h; dmesg | tail") from None
+
+    def _at(self, slot: int) -> int:
+        return self.shape.data_at + slot * self.shape.block_bytes
+
+    def _runs(self, slots: list[int]) -> list[tuple[int, slice]]:
+        """Slots that adjoin: where the first begins in the file, and which they are."""
+        ends = [n for n in range(1, len(slots)) if slots[n] != slots[n - 1] + 1] + [len(slots)]
+        return [(self._at(slots[begin]), slice(begin, end)) for begin, end in itertools.pairwise([0, *ends])]
 
     def _write(self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages) -> None:
         lent = self._lend(pages.gpu, len(keys) * self.shape.block_bytes) if pages.gpu is not None else None
@@ -712,7 +785,10 @@ class Store:
         at = [int(numbers.__array_interface__["data"][0]) for numbers in (begins, to)]
         lent.fill(at[0], at[1], to.size, pages.page_bytes, streams_before([pages.memory], None))
 
-    def _write_from_gpu(self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages, view: Any) -> None:
+    def _write_from_gpu(
+        self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages, view: Any,
+        past: DirectWriter | None = None,
+    ) -> None:  # fmt: skip
         """Packed on the GPU, copied to pinned memory, and written by a few threads, one stage while the next is copied."""
         import numpy as np
 
@@ -733,6 +809,11 @@ class Store:
             packed = view.index_select(0, torch.from_numpy(places).to(view.device)).view(-1)
             host[: packed.numel()].copy_(packed, non_blocking=True)
             _recorded(torch, torch.cuda.current_stream(view.device)).synchronize()
+            if past is not None:
+                rows = host.numpy()[: packed.numel()].reshape(len(some), -1)
+                runs = self._runs(slots[begin : begin + each])
+                jobs += [job for at, its in runs for job in past.write(at, rows[its], np.arange(rows[its].shape[0]))]
+                continue
             whole = memoryview(host.numpy())
             # Few long jobs: handing one over takes as long as copying half a MiB.
             piece = block = shape.block_bytes

@@ -211,7 +211,8 @@ def stored(asked: Asked, store: kv.Store, pages: kv.Pages, draw: Any, sums: Sums
             break
         keys = list(range(begin, min(begin + asked.each, asked.blocks)))
         table = draw.permutation(pages.pages)[: len(keys) * asked.block_pages].reshape(len(keys), asked.block_pages)
-        done = store.store(keys, table, pages)
+        # What is read from the device needn't pass the page cache on its way there.
+        done = store.store(keys, table, pages, sync=asked.cold)
         sums.stored_bytes += done.bytes
         sums.store_s += done.seconds
     began = time.monotonic()

@@ -1,0 +1,108 @@
+"""Writes past the page cache, many in flight, from wherever their bytes lie in memory."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy
+
+# Of offsets, sizes and addresses: every device takes that.
+ALIGN = 4096
+PIECE_BYTES = 2 << 20
+DEPTH = 16
+# Of smaller rows, copies cost less than what the kernel does for each of them.
+ROW_BYTES = 16 << 10
+
+
+class NotWritten(Exception):
+    """A write at offset `at` that failed, and what the kernel said of it."""
+
+    def __init__(self, at: int, why: OSError) -> None:
+        super().__init__(at, why)
+        self.at, self.why = at, why
+
+
+class DirectWriter:
+    """Threads that write to a file by O_DIRECT. OSError where its file system has none."""
+
+    def __init__(self, file: int) -> None:
+        """`file`: how it is open already; it takes what O_DIRECT refuses."""
+        self._through_cache = file
+        # The same file, even where its name means another by now.
+        self._file = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
+        self._pool = ThreadPoolExecutor(DEPTH, "forebay-direct")
+        self._own = threading.local()
+
+    @staticmethod
+    def takes(row_bytes: int) -> bool:
+        """True for rows of so many bytes that pieces of a few MiB at most begin and end where they must."""
+        return row_bytes % (ALIGN if row_bytes > PIECE_BYTES else 512) == 0
+
+    def close(self) -> None:
+        """Waits for what is in flight."""
+        self._pool.shutdown()
+        os.close(self._file)
+
+    def write(self, at: int, rows: numpy.ndarray, places: numpy.ndarray) -> list[Future[None]]:
+        """Begins to write these rows of an array of bytes, one behind the other from `at` on. They end with NotWritten."""
+        import numpy as np
+
+        size = rows.shape[1]
+        if size > PIECE_BYTES and size % ALIGN == 0:
+            # In equal parts: each is the larger row of a narrower array.
+            parts = next(size // ALIGN // n for n in range(PIECE_BYTES // ALIGN, 0, -1) if size // ALIGN % n == 0)
+            rows, size = rows.reshape(-1, size // parts), size // parts
+            places = (places[:, None] * parts + np.arange(parts)).ravel()
+        # So many rows that a piece ends where the next may begin.
+        least = ALIGN // math.gcd(ALIGN, size)
+        each = max(1, PIECE_BYTES // size // least) * least
+        return [
+            self._pool.submit(self._gather, at + n * size, rows, places[n : n + each]) for n in range(0, places.size, each)
+        ]
+
+    def _gather(self, at: int, rows: numpy.ndarray, places: numpy.ndarray) -> None:
+        import numpy as np
+
+        size = rows.shape[1]
+        if size >= ROW_BYTES and size % ALIGN == 0 and rows.__array_interface__["data"][0] % ALIGN == 0:
+            return self._put(at, [rows[place] for place in places.tolist()])
+        stage = self._stage(places.size * size)
+        # With "raise", what is gathered would be copied twice.
+        np.take(rows, places, axis=0, out=stage.reshape(-1, size), mode="clip")
+        self._put(at, [stage])
+
+    def _stage(self, size: int) -> numpy.ndarray:
+        """Memory of this thread, on a page."""
+        import numpy as np
+
+        held = getattr(self._own, "stage", None)
+        if held is None or held.size < size:
+            held = self._own.stage = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+        return held[:size]
+
+    def _put(self, at: int, parts: list[Any]) -> None:
+        left = [memoryview(part) for part in parts]
+        file = self._file
+        try:
+            while left:
+                try:
+                    wrote = os.pwritev(file, left, at)
+                except OSError as error:
+                    if error.errno != errno.EINVAL or file == self._through_cache:
+                        raise
+                    file = self._through_cache
+                    continue
+                at += wrote
+                while left and wrote >= len(left[0]):
+                    wrote -= len(left.pop(0))
+                if wrote:
+                    left[0] = left[0][wrote:]
+        except OSError as error:
+            raise NotWritten(at, error) from None
