@@ -59,6 +59,21 @@ with kv.create(home.name + "/kv", layers=layers, page_bytes=page, block_pages=ea
         assert report.staged_bytes == report.bytes, report
     source.free()
 
+# Pages that a GPU has registered, or a device's, are others once the block was written past the page cache.
+with kv.create(home.name + "/again", layers=layers, page_bytes=page, block_pages=each, blocks=blocks, path=way) as store:
+    for turn in range(6):
+        held = draw.integers(0, 256, held.shape, np.uint8)
+        source = on_gpu(held)
+        store.store(range(blocks), there, kv.Pages(source, layers, pages), sync=turn % 3 > 0)
+        there_now = on_gpu(np.zeros_like(held))
+        for _ in range(3):
+            store.load(range(blocks), there, kv.Pages(there_now, layers, pages))
+        into = np.zeros_like(held)
+        into[:, there.ravel()] = held[:, there.ravel()]
+        assert there_now.bytes() == into.tobytes(), turn
+        source.free()
+        there_now.free()
+
 # A store that is half full: the rest of its file was never written.
 with kv.create(home.name + "/half", layers=layers, page_bytes=page, block_pages=each, blocks=16 * blocks, path=way) as store:
     source = on_gpu(held)

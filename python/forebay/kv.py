@@ -364,7 +364,7 @@ class Store:
     """
 
     def __init__(self, name: str, path: str = "auto", direct: bool | None = None, prefer: str = "balance") -> None:
-        self.name, self._path, self._direct = name, path, direct
+        self.name, self._path, self._direct, self._prefer = name, path, direct, prefer
         try:
             self._file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -375,7 +375,8 @@ class Store:
             self._held: OrderedDict[Key, int] = OrderedDict()
             self._sums: dict[int, int] = {}
             self._replay()
-            self._reader = reader.File(name, path, direct, prefer=prefer)
+            self._reader = self._opened()
+            self._is_with_gpu = False
         except BlockingIOError:
             os.close(self._file)
             raise MachineError(f"open the store {name}", "another process has it open", "lsof, or another store") from None
@@ -393,6 +394,9 @@ class Store:
         self._past: DirectWriter | None = None
         self._stage: list[Any] = []
         self._closed = False
+
+    def _opened(self) -> reader.File:
+        return reader.File(self.name, self._path, self._direct, prefer=self._prefer)
 
     def __enter__(self) -> Store:
         return self
@@ -493,6 +497,7 @@ class Store:
         """Begins to read all pages of these blocks, in the order of the file, or layer after layer."""
         import numpy as np
 
+        self._is_with_gpu = True
         shape, memory, gpu = self.shape, pages.memory, pages.gpu or 0
         words = [np.array(slots, np.uint64), np.ascontiguousarray(table, np.uint64)]
         at = [int(numbers.__array_interface__["data"][0]) for numbers in words]
@@ -697,7 +702,21 @@ class Store:
         if self._past is None:
             with contextlib.suppress(OSError):
                 self._past = DirectWriter(self._file)
-        return self._past
+        return self._past if self._past is not None and self._let_go() else None
+
+    def _let_go(self) -> bool:
+        """Opens the reader anew where GPUs may have registered pages of the file: a write past the page cache puts others in
+        their place, and a device's times don't tell. False where the file isn't found by its name any more."""
+        if self._is_with_gpu:
+            try:
+                if not os.path.samestat(os.stat(self.name), os.fstat(self._file)):
+                    return False
+                before, self._reader = self._reader, self._opened()
+            except (OSError, ForebayError):
+                return False
+            before.close()
+            self._is_with_gpu = False
+        return True
 
     def _write_past(
         self, past: DirectWriter, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages
