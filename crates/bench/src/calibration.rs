@@ -75,7 +75,7 @@ pub(crate) fn on(
         kept: None,
     };
     let mut reasons = by_target(job, targets, destination)?;
-    if job.path == PathKind::Auto || job.cache == Cache::Auto {
+    if job.path.is_found() || job.cache == Cache::Auto {
         let groups = settler.groups(targets);
         let deeper = settler.depth(targets);
         for group in groups {
@@ -90,7 +90,7 @@ pub(crate) fn on(
     reasons.extend(instead.map(|why| format!("a pool of threads (engine pread), since each worker {why}")));
     let Settler { mut job, trials, .. } = settler;
     if let Some(first) = targets.first().map(|t| t.route.path) {
-        if job.path == PathKind::Auto && targets.iter().all(|t| t.route.path == first) {
+        if job.path.is_found() && targets.iter().all(|t| t.route.path == first) {
             job.path = first;
         }
     }
@@ -158,7 +158,7 @@ impl Settler<'_> {
         let medium = target.medium();
         let mut cannot = BTreeMap::new();
         // What the path asked for can't do shows when it is tried.
-        for path in PATHS.iter().filter(|_| job.path == PathKind::Auto && self.destination.feeds_gpu()) {
+        for path in PATHS.iter().filter(|_| job.path.is_found() && self.destination.feeds_gpu()) {
             let able = match path.accepts(&medium) {
                 true => path.can(target, self.destination, known),
                 false => Err(format!("it can only serve {}", path.serves())),
@@ -204,10 +204,10 @@ impl Settler<'_> {
             n => format!(" for {n} targets"),
         };
         let short = if ways.len() > 1 && !tries { "; too few bytes for a trial" } else { "" };
-        let chose = if self.job.path == PathKind::Auto { "auto chose" } else { "‹cache› auto:" };
+        let chose = if self.job.path.is_found() { "auto chose" } else { "‹cache› auto:" };
         if targets[group.targets[0]].files().is_empty() {
             let because = match targets[group.targets[0]].is_by_card() {
-                true if self.job.path == PathKind::Auto && self.destination.feeds_gpu() => {
+                true if self.job.path.is_found() && self.destination.feeds_gpu() => {
                     match Paths::by_kind(way.path).may_go_direct() {
                         true => " (the card takes the GPU's memory, by dma-buf)".to_owned(),
                         false => format!(" ({because})"),
@@ -490,7 +490,7 @@ fn reported(trial: &Trial) -> String {
 
 /// The job with as many short random reads in flight as keep a GPU busy, where `auto` may say how many.
 pub(crate) fn deeper(job: &JobSpec) -> Option<JobSpec> {
-    let open = job.path == PathKind::Auto && job.depth_from == Origin::Default;
+    let open = job.path.is_found() && job.depth_from == Origin::Default;
     let depth = Buffers::depth_of_short(job).filter(|_| open)?;
     Some(JobSpec { depth, depth_from: Origin::Auto, ..job.clone() })
 }

@@ -97,7 +97,7 @@ fn loop_iops(job: &JobSpec, drive: &DriveModel, observer: &mut dyn Observer) -> 
         ..drive.clone()
     };
     let tried = job.trial(TRIED.as_secs_f64(), TRIED.as_secs_f64() / 4.0);
-    let tried = JobSpec { path: PathKind::Host, start_bytes: 0, ..tried };
+    let tried = JobSpec { path: PathKind::in_host_memory(), start_bytes: 0, ..tried };
     let target = SharedDrive::new(&instant, job.seed, job.op.is_random()).without_content(1 << 40);
     let ran = fleet::run_once(&tried, &[target], &[job.seed], Arc::default(), &mut Unseen(observer))?;
     Ok(if ran.interrupted { f64::INFINITY } else { ran.ios() as f64 / ran.seconds.max(1e-9) })

@@ -79,7 +79,7 @@ pub(crate) fn covers(job: &JobSpec) -> bool {
 pub(crate) fn fill(job: &JobSpec, targets: &[Target], observer: &mut dyn Observer) -> Result<(), Error> {
     let write = JobSpec {
         sources: vec!["(files to create)".into()],
-        path: PathKind::Host,
+        path: PathKind::in_host_memory(),
         op: Op::Write,
         io_bytes: FILL_IO_BYTES,
         workers: FILL_WORKERS.min(targets.len() as u32),

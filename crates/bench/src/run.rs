@@ -84,7 +84,7 @@ pub fn plan_job(job: &JobSpec) -> Result<Plan, Error> {
 /// The paths that a run would take or, with `auto`, choose from, the likeliest first.
 fn candidates(job: &JobSpec, virtual_time: bool) -> Result<Vec<&'static dyn DataPath>, Error> {
     let settled = if virtual_time { job.clone() } else { into_host_memory(job).0 };
-    let kind = if virtual_time && job.path == PathKind::Auto { PathKind::Host } else { settled.path };
+    let kind = if virtual_time && job.path.is_found() { PathKind::in_host_memory() } else { settled.path };
     if let Some(path) = Paths::find(kind) {
         return Ok(vec![path]);
     }
@@ -238,13 +238,13 @@ fn nothing_measured(opened: Opened, tried: bool, error: Error) -> Error {
 
 /// `auto` without a GPU that could be the destination: host memory, and the reason.
 fn into_host_memory(job: &JobSpec) -> (JobSpec, Option<String>) {
-    if job.path != PathKind::Auto || !job.gpus.is_empty() || !job.pairs.is_empty() {
+    if !job.path.is_found() || !job.gpus.is_empty() || !job.pairs.is_empty() {
         return (job.clone(), None);
     }
     match cuda_devices() {
         (0, why) => {
-            let why = why.unwrap_or_else(|| "no GPU".into());
-            (JobSpec { path: PathKind::Host, ..job.clone() }, Some(format!("auto chose host memory: {why}")))
+            let (path, why) = PathKind::without_gpu(why);
+            (JobSpec { path, ..job.clone() }, Some(why))
         }
         _ => (job.clone(), None),
     }

@@ -132,7 +132,7 @@ fn result_of(outcomes: &[simulate::Outcome], label: &str) -> RunResult {
         series: outcomes.iter().enumerate().flat_map(numbered).collect(),
         targets: vec![TargetResult {
             target: label.into(),
-            path: "host".into(),
+            path: PathKind::in_host_memory().name().into(),
             bytes,
             ios,
             ..TargetResult::default()

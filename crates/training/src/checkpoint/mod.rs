@@ -188,17 +188,14 @@ fn job_by(spec: &CheckpointSpec, path: PathKind) -> (JobSpec, Option<String>) {
 /// `auto`: from GPU memory through pinned slots where there is a GPU, or by cuFile if all is to go direct; else from host
 /// memory.
 fn settled(spec: &CheckpointSpec) -> (PathKind, Option<String>) {
-    if spec.path != PathKind::Auto {
+    if !spec.path.is_found() {
         return (spec.path, None);
     }
-    match cuda_devices() {
-        (0, why) if spec.gpus.is_empty() => {
-            let why = why.unwrap_or_else(|| "no GPU".into());
-            (PathKind::Host, Some(format!("auto chose host memory: {why}")))
-        }
-        _ if spec.require_direct => (PathKind::Gds, Some("auto chose gds: ‹require_direct›".into())),
-        _ => (PathKind::Bounce, Some("auto chose bounce: gds runs only if it is requested".into())),
-    }
+    let (path, why) = match cuda_devices() {
+        (0, why) if spec.gpus.is_empty() => PathKind::without_gpu(why),
+        _ => PathKind::of_new_files(spec.require_direct),
+    };
+    (path, Some(why))
 }
 
 /// The run while it goes on.

@@ -7,7 +7,7 @@ use super::Shared;
 use forebay_bench::{session_warnings, staged_reason, Readings};
 use forebay_io::{cv_pct, online_cpus, start_record, CpuReading};
 use forebay_model::cpu::Cpu;
-use forebay_model::job::{JobSpec, Op, Origin, PathKind};
+use forebay_model::job::{JobSpec, Op, Origin};
 use forebay_model::record::*;
 use forebay_model::series::Point;
 use forebay_model::training::record::{
@@ -61,7 +61,7 @@ pub(crate) fn job_of(shared: &Shared) -> Job {
     let job = JobSpec {
         sources: spec.data.clone(),
         glob: spec.glob.clone(),
-        path: if spec.feeds_gpu() { spec.path } else { PathKind::Host },
+        path: spec.path.to_destination(spec.feeds_gpu()),
         op: Op::Read,
         io_bytes: spec.io_bytes.unwrap_or(asked.io_bytes),
         workers: spec.workers.unwrap_or(asked.workers),

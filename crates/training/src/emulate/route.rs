@@ -20,7 +20,7 @@ const IO_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
-    /// `Host`, `Bounce`, `Mapped` or `Gds`.
+    /// Never one that is yet to be found.
     pub path: PathKind,
     /// Reason of a path that was chosen here.
     pub because: Option<String>,
@@ -71,13 +71,13 @@ pub(crate) fn choose(
     devices: &[Arc<CudaDevice>],
 ) -> Result<Route, Error> {
     if devices.is_empty() {
-        return Ok(Route { path: PathKind::Host, because: None });
+        return Ok(Route { path: PathKind::in_host_memory(), because: None });
     }
     let folder = match data {
         DataSet::Folder(folder) => Some(folder),
         DataSet::Packed(_) => None,
     };
-    if spec.path != PathKind::Auto {
+    if !spec.path.is_found() {
         if passes_host(spec.path) && folder.is_none() {
             let found = "the data set lies in one address space: these paths read files";
             return Err(Error::request(
@@ -95,7 +95,8 @@ pub(crate) fn choose(
         if spec.require_direct {
             return Err(Error::request("‹require_direct› with ‹path› auto", because, "no ‹require_direct›"));
         }
-        return Ok(Route { path: PathKind::Bounce, because: Some(format!("auto chose bounce: {because}")) });
+        let (path, because) = PathKind::through_host(&because);
+        return Ok(Route { path, because: Some(because) });
     };
     let situation = situation(spec, &folder.probe(0, false)?, folder.probe(0, true).ok(), resident, devices);
     let open = situation.open();

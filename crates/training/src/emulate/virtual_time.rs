@@ -4,7 +4,7 @@ use super::{EmulateOutcome, EmulateProgress};
 use forebay_bench::{Observer, VirtualRun};
 use forebay_io::wall_seconds;
 use forebay_model::device::DriveModel;
-use forebay_model::job::JobSpec;
+use forebay_model::job::{JobSpec, PathKind};
 use forebay_model::record::*;
 use forebay_model::training::simulate::{file_sizes, simulate, Setup, Simulated};
 use forebay_model::training::EmulateSpec;
@@ -158,7 +158,7 @@ fn result_of(spec: &EmulateSpec, played: &Simulated) -> RunResult {
     };
     let target = TargetResult {
         target: spec.data.join(" "),
-        path: "host".into(),
+        path: PathKind::in_host_memory().name().into(),
         bytes: played.bytes,
         ios: played.ios,
         ..TargetResult::default()

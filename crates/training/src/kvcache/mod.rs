@@ -220,7 +220,7 @@ fn job_of(spec: &KvSpec) -> JobSpec {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     JobSpec {
         sources: vec![spec.dir.clone()],
-        path: PathKind::Host,
+        path: PathKind::in_host_memory(),
         op: Op::Read,
         io_bytes: spec.io_bytes,
         file_name: "user%d".into(),

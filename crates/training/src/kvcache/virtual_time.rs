@@ -122,7 +122,7 @@ fn record_of(
             queues: spec.workers.unwrap_or(1),
             spec: super::job_of(spec),
         },
-        path: PathKind::Host,
+        path: PathKind::in_host_memory(),
         free: "the path and the client cost",
         real: "a real folder",
         result: result_of(spec, &played),
@@ -162,8 +162,13 @@ fn result_of(spec: &KvSpec, played: &Simulated) -> RunResult {
             }
         },
     );
-    let target =
-        TargetResult { target: spec.dir.clone(), path: "host".into(), bytes, ios, ..TargetResult::default() };
+    let target = TargetResult {
+        target: spec.dir.clone(),
+        path: PathKind::in_host_memory().name().into(),
+        bytes,
+        ios,
+        ..TargetResult::default()
+    };
     RunResult {
         seconds,
         bytes,
