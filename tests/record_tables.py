@@ -1,5 +1,5 @@
-"""The tables of fields in docs/records.md, and of columns in docs/export.md. `python tests/record_tables.py` writes them anew;
-tests/test_docs.py holds that they are what it writes."""
+"""The tables of fields in docs/records.md and docs/records-training.md, and of columns in docs/export.md.
+`python tests/record_tables.py` writes them anew; tests/test_docs.py holds that they are what it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = re.compile(r"^(\| column \| type \| unit \| field \| what \|\n[|-]+\n)
 
 
 def records(page: str) -> str:
-    """docs/records.md with the tables that the engine has."""
+    """docs/records.md, or that of a part of a record, with the tables that the engine has."""
     parts = {part["name"]: part["fields"] for part in json.loads(_core.record_parts())}
     sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
 
@@ -53,7 +53,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"records.md": records, "export.md": export}
+PAGES = {"records.md": records, "records-training.md": records, "export.md": export}
 
 if __name__ == "__main__":
     for name, made in PAGES.items():

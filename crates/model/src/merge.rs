@@ -77,7 +77,7 @@ pub fn merge(records: Vec<RunRecord>) -> Result<RunRecord, Error> {
 fn merge_training(records: &[RunRecord]) -> Result<Option<Training>, Error> {
     all_or_none(records, "training", |r| r.training.is_some())?;
     let parts: Vec<&Training> = records.iter().filter_map(|r| r.training.as_ref()).collect();
-    (!parts.is_empty()).then(|| Training::merge(&parts)).transpose()
+    (!parts.is_empty()).then(|| Training::of_hosts(&parts)).transpose()
 }
 
 type Part = fn(&RunRecord) -> Option<&Map<String, Value>>;

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 pub const SCHEMA: &str = "forebay.run/1";
 
-/// The tables of all parts that the engine measures but for the part `training` and the like, which have their own.
+/// The tables of all parts that the engine measures, but for those of the parts `training`, `checkpoint` and `kvcache`.
 pub const PARTS: &[Part] = &[
     JobSpec::PART,
     RunRecord::PART,

@@ -43,36 +43,49 @@ impl Extreme for f64 {
     }
 }
 
-/// A host that doesn't say takes no part.
-impl Extreme for Option<f64> {
-    fn most(self, other: Option<f64>) -> Option<f64> {
-        self.into_iter().chain(other).reduce(f64::max)
+impl Extreme for u64 {
+    fn most(self, other: u64) -> u64 {
+        self.max(other)
     }
 
-    fn least(self, other: Option<f64>) -> Option<f64> {
-        self.into_iter().chain(other).reduce(f64::min)
+    fn least(self, other: u64) -> u64 {
+        self.min(other)
+    }
+}
+
+/// A host that doesn't say takes no part.
+impl<T: Extreme> Extreme for Option<T> {
+    fn most(self, other: Option<T>) -> Option<T> {
+        self.into_iter().chain(other).reduce(T::most)
+    }
+
+    fn least(self, other: Option<T>) -> Option<T> {
+        self.into_iter().chain(other).reduce(T::least)
     }
 }
 
 /// Makes parts of a record. A row: the field's meaning; its name and type, its unit; in brackets, what serde is to do otherwise
 /// than with the others; and how hosts' values become one, `sum`, `most`, `least`, `any` or `all` (lists one after the other).
-/// Where there is no such word, whoever merges works the field out.
+/// Where there is no such word, whoever merges works the field out. `[Default by hand]` behind a part's name: what fields that a
+/// record lacks stand for isn't always zero or empty.
 macro_rules! record {
     ($(
-        $(#[doc = $about:literal])*
-        pub struct $name:ident {
+        $(#[$about:meta])*
+        pub struct $name:ident $([$by_hand:ident by hand])? {
             $(
                 $(#[doc = $what:literal])+
                 pub $field:ident: $type:ty = $unit:literal $([$($serde:tt)*])? $(, $merge:ident)?;
             )*
         }
     )*) => {$(
-        $(#[doc = $about])*
-        #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(default)]
         pub struct $name {
             $( $(#[doc = $what])+ $(#[serde($($serde)*)])? pub $field: $type, )*
         }
+
+        $crate::schema::default_of!($name [$($by_hand)?] $($field)*);
 
         impl $name {
             /// Its table.
@@ -103,6 +116,17 @@ macro_rules! record {
     )*};
 }
 
+macro_rules! default_of {
+    ($name:ident [Default] $($field:ident)*) => {};
+    ($name:ident [] $($field:ident)*) => {
+        impl Default for $name {
+            fn default() -> $name {
+                $name { $( $field: Default::default(), )* }
+            }
+        }
+    };
+}
+
 macro_rules! merged_field {
     (sum $parts:ident $field:ident) => {
         $parts.iter().map(|part| part.$field).sum()
@@ -121,7 +145,7 @@ macro_rules! merged_field {
     };
 }
 
-pub(crate) use {merged_field, record};
+pub(crate) use {default_of, merged_field, record};
 
 #[cfg(test)]
 mod tests {

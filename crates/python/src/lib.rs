@@ -25,7 +25,7 @@ use forebay_model::files::FilesSpec;
 use forebay_model::job::{self, JobSpec, PathKind};
 use forebay_model::kvcache::KvSpec;
 use forebay_model::request::Field;
-use forebay_model::training::{EmulateSpec, RuleSet};
+use forebay_model::training::{self, EmulateSpec, RuleSet};
 use forebay_model::wording::as_flags;
 use forebay_model::{merge, prometheus, reading, record, stats, warnings, Latency, RunRecord};
 use forebay_model::{Error, Kind};
@@ -267,7 +267,7 @@ fn tables(py: Python<'_>) -> PyResult<String> {
 /// The tables of a record's parts, as JSON.
 #[pyfunction]
 fn record_parts(py: Python<'_>) -> PyResult<String> {
-    json(py, &record::PARTS)
+    json(py, &[record::PARTS, training::record::PARTS].concat())
 }
 
 /// A family of samples: name, type, help, and labels and value of each sample.

@@ -3,102 +3,162 @@
 use super::rules::{self, Figures};
 use super::spec::{EmulateSpec, Level, Loader, RuleSet};
 use crate::histogram::LatencySummary;
+use crate::schema::{record, Part};
 use crate::units::readable_bytes;
 use crate::{Error, Latency};
-use serde::{Deserialize, Serialize};
 
 /// Share of their nominal bytes below which HDF5's samples aren't in the files: what describes data that lies elsewhere is shorter.
 const SMALLEST_SHARE: f64 = 0.25;
 
+/// The tables of the part `training` and of its parts.
+pub const PARTS: &[Part] = &[
+    Training::PART,
+    Epoch::PART,
+    Span::PART,
+    Figures::PART,
+    Verdict::PART,
+    Skipped::PART,
+    Timing::PART,
+    Latencies::PART,
+    Waited::PART,
+    Headroom::PART,
+    TrainingMemory::PART,
+    CurvePoint::PART,
+];
+
 /// Label of every record of this kind, so that no figure passes for a submitted one.
 pub const LABEL: &str = "MLPerf-style, unverified";
 
-/// Emulated accelerators fed from storage.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Training {
-    /// `MLPerf-style, unverified`.
-    pub label: String,
-    pub workload: String,
-    pub version: String,
-    pub accelerator: String,
-    /// Accelerators of all hosts.
-    pub accelerators: u32,
-    pub hosts: u32,
-    pub rule_set: RuleSet,
-    pub level: Level,
-    /// Images were decoded.
-    #[serde(default)]
-    pub decode: bool,
-    pub loader: Loader,
-    pub format: String,
-    pub batch: u32,
-    pub compute_s: f64,
-    pub record_bytes: f64,
-    pub files: u32,
-    pub samples_per_file: u32,
-    pub seed: u64,
-    pub prefetch: u32,
-    /// Batches that each accelerator really has read ahead: by a rule set's own loader they are more than `prefetch`.
-    pub batches_ahead: u32,
-    pub read_threads: u32,
-    /// End of samples: `drop`, let go of once they were read and checked; `host` or `gpu:N`, kept until their step.
-    pub destination: String,
-    pub au_pct: Option<f64>,
-    pub au_pct_min: f64,
-    pub passes: bool,
-    pub samples_per_s: Option<f64>,
-    pub throughput_mib_s: Option<f64>,
-    pub steps: u32,
-    /// Epochs that the run was to have; 0 where the record doesn't say.
-    pub epochs_asked: u32,
-    pub epochs: Vec<Epoch>,
-    pub by_rules: Vec<Figures>,
-    pub rules: Vec<Verdict>,
-    pub read_bytes: u64,
-    pub payload_bytes: u64,
-    pub samples: u64,
-    pub skipped: Skipped,
-    pub latency: Latencies,
-    pub waited: Waited,
-    pub headroom: Headroom,
-    pub memory_bytes: TrainingMemory,
-    pub start_to_first_step_s: Option<f64>,
-    #[serde(default)]
-    pub curve: Vec<CurvePoint>,
+record! {
+    /// Emulated accelerators fed from storage.
+    pub struct Training [Default by hand] {
+        /// `MLPerf-style, unverified`.
+        pub label: String = "text";
+        /// For example `unet3d`.
+        pub workload: String = "text";
+        /// Edition that the workload's constants come from, for example `1.0`; `own`: from a file of the user's, and not
+        /// all as published.
+        pub version: String = "text";
+        /// For example `h100`.
+        pub accelerator: String = "text";
+        /// Emulated accelerators on all hosts.
+        pub accelerators: u32 = "count", sum;
+        /// Hosts of the run.
+        pub hosts: u32 = "count", sum;
+        /// The rule set of `au_pct` and `samples_per_s`.
+        pub rule_set: RuleSet = "`v1.0`, `v2.0`, `v3.0` or `text`";
+        /// Framing parsed and checksums verified, or bytes only read.
+        pub level: Level = "`parse` or `bytes`";
+        /// Images were decoded.
+        pub decode: bool = "true or false";
+        /// How files became batches.
+        pub loader: Loader = "`pytorch` or `tensorflow`";
+        /// Format of the files.
+        pub format: String = "text";
+        /// Per step and accelerator.
+        pub batch: u32 = "samples";
+        /// An accelerator's computation on one batch.
+        pub compute_s: f64 = "s";
+        /// Nominal mean size of a sample.
+        pub record_bytes: f64 = "bytes";
+        /// Files in the data set.
+        pub files: u32 = "count";
+        /// Samples in each file of the data set.
+        pub samples_per_file: u32 = "count";
+        /// Seed of the order of samples.
+        pub seed: u64 = "number";
+        /// Batches read ahead, as requested.
+        pub prefetch: u32 = "batches";
+        /// Batches that each accelerator really had read ahead: by an edition's own loader more than `prefetch`.
+        pub batches_ahead: u32 = "batches";
+        /// Files that one accelerator reads at a time.
+        pub read_threads: u32 = "count";
+        /// `drop`, `host` or `gpu:N`.
+        pub destination: String = "text";
+        /// Utilisation of the accelerators. Null if there are too few steps for the formula, or nothing was read.
+        pub au_pct: Option<f64> = "%, or null";
+        /// Threshold to pass.
+        pub au_pct_min: f64 = "%";
+        /// Whether `au_pct` reaches it in a run that was finished and skipped nothing.
+        pub passes: bool = "true or false";
+        /// Rate of all accelerators together, of samples that were read.
+        pub samples_per_s: Option<f64> = "samples/s, or null";
+        /// `samples_per_s` × `record_bytes`: nominal, not what was read.
+        pub throughput_mib_s: Option<f64> = "MiB/s, or null";
+        /// Planned steps per epoch.
+        pub steps: u32 = "count";
+        /// Epochs that the run was to have; 0 if unknown.
+        pub epochs_asked: u32 = "count";
+        /// Each pass over the data.
+        pub epochs: Vec<Epoch> = "list of objects";
+        /// The same run by every rule set that has batches read ahead as this run had.
+        pub by_rules: Vec<Figures> = "list of objects";
+        /// The verdict of each rule that was checked.
+        pub rules: Vec<Verdict> = "list of objects";
+        /// Bytes actually read in the epochs; for batches kept in memory, those that arrived there. The byte counts by path
+        /// in `path` add up to this.
+        pub read_bytes: u64 = "bytes", sum;
+        /// Bytes of samples, without their containers.
+        pub payload_bytes: u64 = "bytes", sum;
+        /// Samples consumed by accelerators.
+        pub samples: u64 = "count", sum;
+        /// What `--on-error skip` skipped.
+        pub skipped: Skipped = "object";
+        /// Latency of reads, samples and steps.
+        pub latency: Latencies = "object";
+        /// Where the accelerators' time went while they weren't computing.
+        pub waited: Waited = "object";
+        /// Whether the client could have done more.
+        pub headroom: Headroom = "object";
+        /// Memory of the client.
+        pub memory_bytes: TrainingMemory = "object";
+        /// From the start of the process to the first computation.
+        pub start_to_first_step_s: Option<f64> = "s, or null", most;
+        /// For a search: utilisation by number of accelerators.
+        pub curve: Vec<CurvePoint> = "list of objects";
+    }
 }
 
-/// One pass over the data set.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Epoch {
-    /// Number of the epoch, from 1.
-    pub epoch: u32,
-    /// Steps that all accelerators ended.
-    pub steps: u32,
-    pub seconds: f64,
-    /// Utilisation by the run's rule set.
-    pub au_pct: Option<f64>,
-    pub samples_per_s: Option<f64>,
-    pub read_bytes: u64,
-    /// One entry per rule set.
-    pub by_rules: Vec<Figures>,
-    /// The times of each accelerator of this host, from which the figures follow.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub accelerators: Vec<Span>,
+record! {
+    /// One pass over the data set.
+    pub struct Epoch {
+        /// Number of the epoch, from 1.
+        pub epoch: u32 = "number";
+        /// Steps that all accelerators finished.
+        pub steps: u32 = "count";
+        /// From before loading until after the last barrier.
+        pub seconds: f64 = "s";
+        /// By the run's rule set.
+        pub au_pct: Option<f64> = "%, or null";
+        /// By the run's rule set.
+        pub samples_per_s: Option<f64> = "samples/s, or null";
+        /// Bytes actually read.
+        pub read_bytes: u64 = "bytes";
+        /// One entry per rule set, as above.
+        pub by_rules: Vec<Figures> = "list of objects";
+        /// The times of each accelerator, from which its utilisation follows; none in a merged record.
+        pub accelerators: Vec<Span> = "list of objects" [skip_serializing_if = "Vec::is_empty"];
+    }
 }
 
-/// One accelerator's epoch, in seconds since the run began: start of loading, end of the first step's wait and computation, end behind
-/// the last barrier; and the steps and their computation in all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Span {
-    pub start_s: f64,
-    pub first_wait_end_s: f64,
-    pub first_step_end_s: f64,
-    pub end_s: f64,
-    pub steps: u32,
-    pub compute_s: f64,
+record! {
+    /// One accelerator's epoch, in seconds since the run began: start of loading, end of the first step's wait and computation, end behind
+    /// the last barrier; and the steps and their computation in all.
+    #[derive(Copy)]
+    pub struct Span {
+        /// Before loading began, since the run did.
+        pub start_s: f64 = "s";
+        /// The first batch had come.
+        pub first_wait_end_s: f64 = "s";
+        /// The first computation ended.
+        pub first_step_end_s: f64 = "s";
+        /// Behind the last barrier.
+        pub end_s: f64 = "s";
+        /// Steps.
+        pub steps: u32 = "count";
+        /// Computation of all of them.
+        pub compute_s: f64 = "s";
+    }
 }
 
 impl Span {
@@ -115,35 +175,40 @@ impl Span {
     }
 }
 
-/// The verdict of a rule.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Verdict {
-    pub id: String,
-    pub ok: bool,
-    pub why: String,
+record! {
+    /// The verdict of a rule.
+    pub struct Verdict {
+        /// Name of the rule, for example `au`.
+        pub id: String = "text";
+        /// Whether the run complies with it.
+        pub ok: bool = "true or false";
+        /// The evidence.
+        pub why: String = "text";
+    }
 }
 
-/// Samples that `--on-error skip` left out.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Skipped {
-    pub count: u64,
-    /// The first few: file, record, offset and what is wrong.
-    pub examples: Vec<String>,
+record! {
+    /// Samples that `--on-error skip` left out.
+    pub struct Skipped {
+        /// Samples skipped, counted once for each epoch that needed them.
+        pub count: u64 = "samples", sum;
+        /// Each damaged record once, the first 100: file, record, offset and what is wrong.
+        pub examples: Vec<String> = "list of texts", all;
+    }
 }
 
 impl Skipped {
     pub const EXAMPLES_MAX: usize = 100;
 }
 
-/// A distribution of times.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Timing {
-    pub latency_us: LatencySummary,
-    /// As `result.histogram`; empty where nothing was timed.
-    pub histogram: String,
+record! {
+    /// A distribution of times.
+    pub struct Timing {
+        /// As in `result.latency_us`.
+        pub latency_us: LatencySummary = "object";
+        /// As in `result.histogram`; empty if nothing was timed.
+        pub histogram: String = "text";
+    }
 }
 
 impl Timing {
@@ -151,7 +216,7 @@ impl Timing {
         Timing { latency_us: latency.summary(), histogram: latency.encode() }
     }
 
-    fn merge(parts: &[&Timing]) -> Result<Timing, Error> {
+    fn of_hosts(parts: &[&Timing]) -> Result<Timing, Error> {
         let mut all = Latency::default();
         for part in parts.iter().filter(|p| !p.histogram.is_empty()) {
             all.merge(&Latency::decode(&part.histogram)?);
@@ -160,54 +225,66 @@ impl Timing {
     }
 }
 
-/// Times of what makes a step.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Latencies {
-    /// One I/O, from its submission to its bytes.
-    pub read: Timing,
-    /// One sample, from its first I/O to its last checked byte.
-    pub sample: Timing,
-    /// One accelerator's step, from asking for its batch to the end of the barrier.
-    pub step: Timing,
+record! {
+    /// Times of what makes a step.
+    pub struct Latencies {
+        /// One I/O, from its submission to its bytes.
+        pub read: Timing = "object";
+        /// One sample, from its first I/O to its last checked byte.
+        pub sample: Timing = "object";
+        /// One accelerator's step, from asking for its batch to the end of the barrier.
+        pub step: Timing = "object";
+    }
 }
 
-/// Time of the accelerators in which they didn't compute, in accelerator-seconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Waited {
-    pub storage_s: f64,
-    pub parse_s: f64,
-    pub cpu_s: f64,
-    pub barrier_s: f64,
+record! {
+    /// Time of the accelerators in which they didn't compute, in accelerator-seconds.
+    pub struct Waited {
+        /// Waiting for bytes from storage.
+        pub storage_s: f64 = "accelerator-seconds", sum;
+        /// Waiting for bytes to be parsed and checked.
+        pub parse_s: f64 = "accelerator-seconds", sum;
+        /// Waiting for a free CPU of the client.
+        pub cpu_s: f64 = "accelerator-seconds", sum;
+        /// Waiting for the other accelerators.
+        pub barrier_s: f64 = "accelerator-seconds", sum;
+    }
 }
 
-/// Headroom of this client.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Headroom {
-    pub cores_busy: Option<f64>,
-    pub workers_busy_pct: Option<f64>,
-    /// The client and not the storage was the bottleneck.
-    pub client_limited: bool,
-    pub why: String,
+record! {
+    /// Headroom of this client.
+    pub struct Headroom {
+        /// Cores of the client that this run kept busy.
+        pub cores_busy: Option<f64> = "cores, or null", sum;
+        /// Share of their time that the workers were busy.
+        pub workers_busy_pct: Option<f64> = "%, or null", most;
+        /// Whether the client and not the storage was the bottleneck.
+        pub client_limited: bool = "true or false";
+        /// The evidence.
+        pub why: String = "text";
+    }
 }
 
-/// Memory of the client.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TrainingMemory {
-    pub per_accelerator: Option<u64>,
-    pub rss: Option<u64>,
+record! {
+    /// Memory of the client.
+    pub struct TrainingMemory {
+        /// Additional memory per accelerator.
+        pub per_accelerator: Option<u64> = "bytes, or null", most;
+        /// Peak resident memory in all.
+        pub rss: Option<u64> = "bytes, or null", sum;
+    }
 }
 
-/// Result of a search for one number of accelerators.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CurvePoint {
-    pub accelerators: u32,
-    pub au_pct: Option<f64>,
-    pub passes: bool,
+record! {
+    /// Result of a search for one number of accelerators.
+    pub struct CurvePoint {
+        /// Emulated accelerators.
+        pub accelerators: u32 = "count";
+        /// The utilisation that they reached.
+        pub au_pct: Option<f64> = "%, or null";
+        /// Whether this is enough to pass.
+        pub passes: bool = "true or false";
+    }
 }
 
 /// Values of fields that a record lacks.
@@ -394,7 +471,7 @@ impl Training {
     }
 
     /// One run of several hosts. Refuses hosts that ran something else, or with another number of accelerators.
-    pub fn merge(parts: &[&Training]) -> Result<Training, Error> {
+    pub fn of_hosts(parts: &[&Training]) -> Result<Training, Error> {
         let refuse = |found: String| Err(Error::request("merging emulated runs", found, "parts of one run"));
         let Some(first) = parts.first() else { return refuse("there are none".into()) };
         if let Some(at) = parts.iter().position(|p| p.key() != first.key()) {
@@ -405,32 +482,28 @@ impl Training {
                 format!("{} accelerators on one host, {} on another", first.accelerators, other.accelerators);
             return refuse(format!("{found}: the rules require the same number on each"));
         }
-        let total = |value: fn(&Training) -> u64| parts.iter().map(|p| value(p)).sum::<u64>();
         let mut merged = Training {
-            accelerators: parts.iter().map(|p| p.accelerators).sum(),
-            hosts: parts.iter().map(|p| p.hosts).sum(),
             epochs: merge_epochs(parts),
-            read_bytes: total(|p| p.read_bytes),
-            payload_bytes: total(|p| p.payload_bytes),
-            samples: total(|p| p.samples),
             skipped: merge_skipped(parts),
             latency: Latencies {
-                read: Timing::merge(&parts.iter().map(|p| &p.latency.read).collect::<Vec<_>>())?,
-                sample: Timing::merge(&parts.iter().map(|p| &p.latency.sample).collect::<Vec<_>>())?,
-                step: Timing::merge(&parts.iter().map(|p| &p.latency.step).collect::<Vec<_>>())?,
+                read: Timing::of_hosts(&each(parts, |p| &p.latency.read))?,
+                sample: Timing::of_hosts(&each(parts, |p| &p.latency.sample))?,
+                step: Timing::of_hosts(&each(parts, |p| &p.latency.step))?,
             },
-            waited: merge_waited(parts),
+            waited: Waited::merged(&each(parts, |p| &p.waited)),
             headroom: merge_headroom(parts),
-            memory_bytes: TrainingMemory {
-                per_accelerator: parts.iter().filter_map(|p| p.memory_bytes.per_accelerator).max(),
-                rss: parts.iter().map(|p| p.memory_bytes.rss).sum(),
-            },
-            start_to_first_step_s: parts.iter().filter_map(|p| p.start_to_first_step_s).reduce(f64::max),
+            memory_bytes: TrainingMemory::merged(&each(parts, |p| &p.memory_bytes)),
             ..(*first).clone()
         };
+        merged.merge(parts);
         merged.sum_epochs();
         Ok(merged)
     }
+}
+
+/// That part of each host's.
+fn each<'a, T>(parts: &[&'a Training], part: fn(&'a Training) -> &'a T) -> Vec<&'a T> {
+    parts.iter().map(|p| part(p)).collect()
 }
 
 fn figures_of(all: &[Figures], rules: RuleSet) -> Option<Figures> {
@@ -464,18 +537,9 @@ fn merge_epochs(parts: &[&Training]) -> Vec<Epoch> {
 }
 
 fn merge_skipped(parts: &[&Training]) -> Skipped {
-    let mut examples: Vec<String> = parts.iter().flat_map(|p| p.skipped.examples.iter().cloned()).collect();
-    examples.truncate(Skipped::EXAMPLES_MAX);
-    Skipped { count: parts.iter().map(|p| p.skipped.count).sum(), examples }
-}
-
-fn merge_waited(parts: &[&Training]) -> Waited {
-    parts.iter().fold(Waited::default(), |sum, p| Waited {
-        storage_s: sum.storage_s + p.waited.storage_s,
-        parse_s: sum.parse_s + p.waited.parse_s,
-        cpu_s: sum.cpu_s + p.waited.cpu_s,
-        barrier_s: sum.barrier_s + p.waited.barrier_s,
-    })
+    let mut skipped = Skipped::merged(&each(parts, |p| &p.skipped));
+    skipped.examples.truncate(Skipped::EXAMPLES_MAX);
+    skipped
 }
 
 /// One host that sets the pace sets it for all, as every step waits for it.
@@ -483,13 +547,12 @@ fn merge_headroom(parts: &[&Training]) -> Headroom {
     let limited = parts.iter().position(|p| p.headroom.client_limited);
     let shown = &parts[limited.unwrap_or(0)].headroom;
     Headroom {
-        cores_busy: parts.iter().map(|p| p.headroom.cores_busy).sum(),
-        workers_busy_pct: parts.iter().filter_map(|p| p.headroom.workers_busy_pct).reduce(f64::max),
         client_limited: limited.is_some(),
         why: match limited {
             Some(host) if parts.len() > 1 => format!("host {host}: {}", shown.why),
             _ => shown.why.clone(),
         },
+        ..Headroom::merged(&each(parts, |p| &p.headroom))
     }
 }
 
@@ -554,7 +617,7 @@ mod tests {
     #[test]
     fn hosts_add_up_and_their_histograms_merge() {
         let (a, b) = (part(&[0, 10, 10]), part(&[0, 10, 10]));
-        let merged = Training::merge(&[&a, &b]).unwrap();
+        let merged = Training::of_hosts(&[&a, &b]).unwrap();
         assert_eq!((merged.accelerators, merged.hosts, merged.read_bytes), (4, 2, 2000));
         assert_eq!(merged.epochs[0].au_pct.unwrap().round(), 90.0);
         let (one, both) = (a.samples_per_s.unwrap(), merged.samples_per_s.unwrap());
@@ -569,12 +632,12 @@ mod tests {
         let a = part(&[0, 10, 10]);
         let mut fewer = a.clone();
         fewer.accelerators = 1;
-        let error = Training::merge(&[&a, &fewer]).unwrap_err();
+        let error = Training::of_hosts(&[&a, &fewer]).unwrap_err();
         assert!(error.found.contains("2 accelerators on one host, 1 on another"), "{error}");
         let mut other = a.clone();
         other.seed += 1;
-        assert!(Training::merge(&[&a, &other]).is_err());
-        assert!(Training::merge(&[]).is_err());
+        assert!(Training::of_hosts(&[&a, &other]).is_err());
+        assert!(Training::of_hosts(&[]).is_err());
     }
 
     #[test]
@@ -582,7 +645,7 @@ mod tests {
         let a = part(&[0, 10, 10]);
         let mut b = a.clone();
         b.headroom = Headroom { client_limited: true, why: "both cores busy".into(), ..Headroom::default() };
-        let merged = Training::merge(&[&a, &b]).unwrap();
+        let merged = Training::of_hosts(&[&a, &b]).unwrap();
         assert!(merged.headroom.client_limited && merged.headroom.why == "host 1: both cores busy");
     }
 

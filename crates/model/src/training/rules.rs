@@ -19,7 +19,7 @@
 //! MiB/s are samples/s times the nominal sample, never bytes that were read.
 
 use super::spec::{RuleSet, Workload};
-use serde::{Deserialize, Serialize};
+use crate::schema::record;
 
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -68,18 +68,21 @@ impl Steps {
     }
 }
 
-/// Figures of a rule set for some accelerators' epoch, or for several epochs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Figures {
-    pub rule_set: RuleSet,
-    /// Mean over accelerators. None where the rule set counts no step.
-    pub au_pct: Option<f64>,
-    /// Rate of all accelerators together. None if the rule set counts no step.
-    pub samples_per_s: Option<f64>,
-    /// Counted computations of all accelerators, and the time that they are divided by.
-    pub busy_s: f64,
-    pub counted_s: f64,
+record! {
+    /// Figures of a rule set for some accelerators' epoch, or for several epochs.
+    #[derive(Copy)]
+    pub struct Figures {
+        /// `v1.0`, `v2.0`, `v3.0` or `text`.
+        pub rule_set: RuleSet = "text";
+        /// Null if the rule set counts no step.
+        pub au_pct: Option<f64> = "%, or null";
+        /// Null if the rule set counts no step.
+        pub samples_per_s: Option<f64> = "samples/s, or null";
+        /// Computation time that counts, over all accelerators.
+        pub busy_s: f64 = "s";
+        /// The time that it is divided by, over all accelerators.
+        pub counted_s: f64 = "s";
+    }
 }
 
 impl Figures {
