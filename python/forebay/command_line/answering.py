@@ -168,7 +168,7 @@ class _Verb:
         return 0
 
     def _of_field(self, field: str, reported: str) -> str | None:
-        """`told`, which sets `field`, as this verb has it."""
+        """`reported`, which sets `field`, as this verb has it."""
         option = self.options.get(f"--{field}")
         if option is not None:
             metavar = "" if option.is_flag else f" {option.make_metavar(self.context)}"
@@ -210,7 +210,7 @@ class _Verb:
         return set(_FLAG.findall(re.sub(r"\(.*?\)", "", _COMMAND.sub("", text)))) <= set(self.options)
 
     def _elsewhere(self, reported: str) -> str:
-        """Names the verb that has `told`: another one of the same group, else bench."""
+        """Names the verb that has `reported`: another one of the same group, else bench."""
         group = self.context.parent.command if self.context.parent else None
         named = set(_FLAG.findall(reported))
         if " " in self.words and isinstance(group, click.Group):
@@ -225,7 +225,7 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 
 
 def _without_commands(reported: str, path: str) -> str | None:
-    """The parts of `told` that aren't commands of other verbs than `path`."""
+    """The parts of `reported` that aren't commands of other verbs than `path`."""
     parts = [p for p in re.split(", or |; ", reported) if not p.startswith("forebay ") or p.startswith(f"{path} ")]
     return ", or ".join(parts) or None
 

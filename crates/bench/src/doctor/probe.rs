@@ -20,7 +20,6 @@ pub struct DirectProbe {
     /// Operation that was tried.
     pub tried: String,
     /// (memory, offset) alignment that statx gives for the temporary file.
-    #[serde(rename = "told")]
     pub reported: Option<(u32, u32)>,
     /// The finest step of offset and length that was accepted.
     pub offset_align: Option<u32>,
