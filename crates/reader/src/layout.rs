@@ -195,7 +195,7 @@ pub(super) fn by_fastest<T>(
 ) -> T {
     thread_local! {
         static KEPT: RefCell<CopyChoice> = const { RefCell::new(CopyChoice::for_staging()) };
-        static FINAL: RefCell<CopyChoice> = RefCell::default();
+        static FINAL: RefCell<CopyChoice> = const { RefCell::new(CopyChoice::for_more_than_the_cache()) };
     }
     let is_kept = to.gpu().is_some() || asked < processors::cache_bytes() as u64;
     let choice = if is_kept { &KEPT } else { &FINAL };

@@ -24,10 +24,11 @@ pub struct Choice {
     long: Trial,
 }
 
+const ALL: &[Stores] = &[Stores::Cached, Stores::Moved, Stores::Ahead, Stores::Streamed];
+
 impl Default for Choice {
     fn default() -> Choice {
-        let long = Trial::new(&[Stores::Cached, Stores::Moved, Stores::Ahead, Stores::Streamed]);
-        Choice { long, ..Choice::for_staging() }
+        Choice { long: Trial::new(ALL), ..Choice::for_staging() }
     }
 }
 
@@ -36,6 +37,11 @@ impl Choice {
     pub const fn for_staging() -> Choice {
         const WAYS: &[Stores] = &[Stores::Cached, Stores::Moved, Stores::Ahead];
         Choice { short: Trial::new(WAYS), long: Trial::new(WAYS) }
+    }
+
+    /// For pieces of what is longer than the last-level cache: none of them is found there, however short it is.
+    pub const fn for_more_than_the_cache() -> Choice {
+        Choice { short: Trial::new(ALL), long: Trial::new(ALL) }
     }
 
     /// Copies `bytes` by `copy`, which gets the way to do it.
@@ -162,6 +168,12 @@ mod tests {
         }
         let chosen = choice.copy(LONG_BYTES_MIN, |stores| stores);
         assert_eq!(choice.copy_piece(LONG_BYTES_MIN, 4096, |stores| stores), chosen);
+    }
+
+    #[test]
+    fn stores_past_the_cache_are_tried_for_short_pieces_of_what_does_not_fit_it() {
+        let mut choice = Choice::for_more_than_the_cache();
+        assert!((0..1000).any(|_| choice.copy(SHORT_BYTES_MIN, |stores| stores) == Stores::Streamed));
     }
 
     #[test]
