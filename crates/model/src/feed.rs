@@ -16,6 +16,8 @@ const WINDOW_BLOCKS: u64 = 16;
 pub const ROUNDS: usize = 3;
 /// Odd constants of the round function.
 const MULTIPLIERS: [u32; 2] = [0x9E37_79B1, 0x85EB_CA77];
+/// Numbers that take steps of a permutation together.
+const TOGETHER: usize = 128;
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Streams of `derive`, so that no two uses of a seed see the same numbers.
@@ -90,7 +92,42 @@ impl Permutation {
         }
     }
 
-    #[inline]
+    /// Puts what `at` returns for `first` and the numbers after it into `into`: many take a step together, without a branch, and
+    /// then those of them that met a number beyond n.
+    // Inlined, so that a caller may have it compiled for wider vectors.
+    #[inline(always)]
+    pub fn fill(&self, first: u64, into: &mut [u64]) {
+        let mut beyond = [0u8; TOGETHER];
+        let mut walked = [0u64; TOGETHER];
+        let mut begin = first;
+        for some in into.chunks_mut(TOGETHER) {
+            for (i, number) in some.iter_mut().enumerate() {
+                *number = self.step(begin + i as u64);
+            }
+            begin += some.len() as u64;
+            let mut left = 0;
+            for (i, number) in some.iter().enumerate() {
+                beyond[left] = i as u8;
+                left += usize::from(*number >= self.n);
+            }
+            while left > 0 {
+                for (to, i) in walked[..left].iter_mut().zip(&beyond) {
+                    *to = some[usize::from(*i)];
+                }
+                walked[..left].iter_mut().for_each(|number| *number = self.step(*number));
+                let mut again = 0;
+                for k in 0..left {
+                    let i = beyond[k];
+                    some[usize::from(i)] = walked[k];
+                    beyond[again] = i;
+                    again += usize::from(walked[k] >= self.n);
+                }
+                left = again;
+            }
+        }
+    }
+
+    #[inline(always)]
     fn step(&self, number: u64) -> u64 {
         let (low_mask, high_mask) = (ones(self.low_bits), ones(self.high_bits));
         let mut low = number as u32 & low_mask;
@@ -103,12 +140,13 @@ impl Permutation {
     }
 }
 
+#[inline(always)]
 fn ones(bits: u32) -> u32 {
     u32::MAX.checked_shr(u32::BITS - bits).unwrap_or(0)
 }
 
 /// The round function. crates/io/src/gpu/kernels/rows.cu has the same.
-#[inline]
+#[inline(always)]
 fn scramble(half: u32, key: u32) -> u32 {
     let mut word = (half ^ key).wrapping_mul(MULTIPLIERS[0]);
     word ^= word >> 15;
@@ -179,10 +217,12 @@ impl EpochOrder {
     }
 
     /// Puts the samples of consecutive positions from `first` on into `into`.
+    // Inlined, so that a caller may have it compiled for wider vectors.
+    #[inline(always)]
     pub fn fill(&self, first: u64, into: &mut [u64]) {
         match &self.by {
             By::Number => (first..).zip(into).for_each(|(position, sample)| *sample = position),
-            By::Row(rows) => (first..).zip(into).for_each(|(position, sample)| *sample = rows.at(position)),
+            By::Row(rows) => rows.fill(first, into),
             By::Block { .. } => self.fill_by_block(first, into),
         }
     }
@@ -373,6 +413,18 @@ mod tests {
         assert_eq!(share.next(20, 45), Some((30..40, 40)));
         assert_eq!(share.next(40, 45), None);
         assert_eq!((share.batches(0, 45), Share { drop_last: false, ..share }.batches(0, 45)), (2, 3));
+    }
+
+    #[test]
+    fn many_numbers_at_once_are_what_each_is_by_itself() {
+        for n in [1u64, 2, 3, 5, 64, 127, 128, 129, 1000, 4097, (1 << 33) + 1] {
+            let of = Permutation::new(n, n);
+            for (first, count) in [(0, n), (0, 1), (n / 2, n - n / 2), (n - 1, 1), (n, 0)] {
+                let mut together = vec![0; count.min(5000) as usize];
+                of.fill(first, &mut together);
+                assert!((first..).zip(&together).all(|(i, number)| *number == of.at(i)), "{count} of {n}");
+            }
+        }
     }
 
     /// Each of `n` samples comes first about equally often, and so does each neighbour of sample 0.

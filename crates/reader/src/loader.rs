@@ -12,7 +12,7 @@ pub use record::{Elsewhere, RecordFacts};
 pub use shelf::{Lease, Memory};
 pub use table::{Column, Part};
 
-use crate::order_hash::order_hash;
+use crate::order_hash::{order_hash, order_samples};
 use crate::request::Request;
 use crate::rows::Ordered;
 use crate::{thread_pool, Address, Opening, ReadPath, Report};
@@ -298,7 +298,7 @@ impl Loader {
             ));
         }
         let mut samples = vec![0; count];
-        self.order_of(epoch).fill(first, &mut samples);
+        order_samples(&self.order_of(epoch), first, &mut samples);
         Ok(samples)
     }
 
@@ -403,7 +403,7 @@ impl Loader {
             return Ok(flight);
         }
         inner.samples.resize(rows, 0);
-        inner.order.fill(positions.start, &mut inner.samples);
+        order_samples(&inner.order, positions.start, &mut inner.samples);
         flight.hash = Hash::Here(order_hash(&inner.order, positions.start, &inner.samples));
         let begin = |request| submit(requests, request);
         self.table.request(&inner.samples, together, &places, || lease.after(), begin)?;

@@ -3,7 +3,7 @@
 
 use super::gpu_numbers::GpuNumbers;
 use super::numbers::Copied;
-use super::order_hash::order_hash;
+use super::order_hash::{order_hash, order_samples};
 use super::place::{Address, Range};
 use super::processors;
 use super::windows::{Gathered, Windows};
@@ -143,7 +143,7 @@ impl Ordered {
     pub(super) fn part(&self, some: Span<usize>) -> (Vec<u64>, u64) {
         let mut numbers = vec![0; some.len()];
         let first = self.first + some.start as u64;
-        self.order.fill(first, &mut numbers);
+        order_samples(&self.order, first, &mut numbers);
         let hash = order_hash(&self.order, first, &numbers);
         (numbers, hash)
     }
