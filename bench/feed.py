@@ -25,9 +25,8 @@ from side_by_side import GIB, Bound, Cell, Contender, arguments, compare, say
 PROMISES = ("MSR-26", "MSR-27")
 TITLE = "Batches for training, on the host"
 TITLE_GPU = "Batches for training, into a GPU"
-# Bytes of a sample, and samples of a batch.
-SAMPLES = ((150_528, 256), (912, 8192))
-FILE_BYTES = 2 * GIB
+# Bytes of a sample, samples of a batch, and bytes of the file: a peer's format of short samples takes minutes to make.
+SAMPLES = ((150_528, 256, 2 * GIB), (912, 8192, GIB))
 GPU_FILE_BYTES = 12 * GIB
 # Into a GPU: bytes of a sample, samples of a batch; least GiB/s or samples/s, and most CPU ms/GiB or ns a sample.
 GPU_SAMPLES = ((150_528, 256, 40.0, 100.0), (912, 8192, 27e6, 100.0), (2048, 8192, 22e6, 100.0), (128, 65536, 100e6, None))
@@ -75,11 +74,12 @@ def main() -> int:
     for name, build in (*COSTS, *several) if options.gpu else ():
         if not options.only or options.only in name:
             cells.append(lambda n=name, b=build: b(options, children, n))  # type: ignore[misc]
-    for row, batch in () if options.gpu else SAMPLES:
+    for row, batch, size in () if options.gpu else SAMPLES:
         for order in ("none", "rows"):
             name = f"{row:,}-byte samples, {'shuffled' if order == 'rows' else 'in order'}"
             if not options.only or options.only in name:
-                cells.append(lambda n=name, r=row, b=batch, o=order: cell(options, children, n, r, b, o))  # type: ignore[misc]
+                case = (row, batch, size)
+                cells.append(lambda n=name, c=case, o=order: cell(options, children, n, c, o))  # type: ignore[misc]
     with closing(*children):
         try:
             return compare(TITLE_GPU if options.gpu else TITLE, options, cells)
@@ -88,8 +88,9 @@ def main() -> int:
                 child.close()
 
 
-def cell(options: argparse.Namespace, children: list[Child], name: str, row: int, batch: int, order: str) -> Cell:
-    file = samples(options.dir / f"feed-{row}.bin", FILE_BYTES // row * row)
+def cell(options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int, int], order: str) -> Cell:
+    row, batch, size = case
+    file = samples(options.dir / f"feed-{row}.bin", size // row * row)
     folder = options.dir / f"feed-{row}"
     if order == "rows":
         folder.mkdir(exist_ok=True)
