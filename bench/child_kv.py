@@ -5,15 +5,18 @@ pinned buffers, the usual tuned loop), `direct` (O_DIRECT by a pool into host me
 (bench/pinned_floor.c: copies out of the page cache by way of pinned memory, to no page: what a bounce takes), `kvikio`, or
 `nixl PLUGIN[:PARAMETER]`. All read the same file at the same places, drawn from the same seed, into pages drawn alike. A request:
   op       load (whole blocks), layers (one layer of all blocks after another), first (open, load, close), cold (first, of a file
-           that the page cache has let go of), trace (a load for each request of a trace of Mooncake's) or store
+           that the page cache has let go of), trace (a load for each request of a trace of Mooncake's), store, or durable (store,
+           until all of it has reached the device)
   count    blocks of a call
   trace, share, requests   of a trace: its file, the share of loads that take no longer than what is answered, and how many
   measured                 number of an earlier replay, for another share of its loads
+  is_new                   of durable: to a new store, whose room is set aside, rather than over blocks that are there
 After the time is over, the pages of the last call are compared with the file, byte by byte.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -22,7 +25,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,8 @@ THREADS = 16
 STAGE = 64 << 20
 # Pages of a piece that one thread reads: 4 MiB at most.
 PIECE = 64
+# Writes that show what a disk gives.
+WRITE_BYTES, WRITE_DEPTH = 1 << 20, 32
 # Buffers that bench/pinned_floor.c pins are so many of these.
 HUGE_BYTES = 2 << 20
 
@@ -47,7 +52,8 @@ class Paged:
         self.data_at = os.path.getsize(name) - blocks * LAYERS * each * PAGE
         self.device = device
         if device == "cpu":
-            self.tensor: Any = np.zeros((LAYERS, pages, PAGE), np.uint8)
+            # On pages of the host, as pinned memory is.
+            self.tensor: Any = np.frombuffer(mmap.mmap(-1, LAYERS * pages * PAGE), np.uint8).reshape(LAYERS, pages, PAGE)
             self.rows = self.tensor.reshape(LAYERS * pages, PAGE)
         else:
             import torch
@@ -80,6 +86,31 @@ class Paged:
             if not np.array_equal(got, held[rows[begin : begin + 1024]]):
                 raise AssertionError("the pages don't hold what the file does")
         return int(rows.size) * PAGE
+
+    def fill(self) -> None:
+        """Every page with bytes of its own, which nothing on the way can compress."""
+        if self.device == "cpu":
+            draw = np.random.Generator(np.random.SFC64(7))
+            for layer in self.tensor:
+                layer[:] = np.frombuffer(draw.bytes(layer.nbytes), np.uint8).reshape(layer.shape)
+        else:
+            for layer in self.tensor:
+                layer.random_(0, 256)
+
+    @contextlib.contextmanager
+    def new_file(self, blocks: int) -> Iterator[None]:
+        """A new store with room for so many blocks, in the place of the file, for as long as this lasts."""
+        from forebay import kv
+
+        before = self.name, self.blocks, self.data_at
+        self.name, self.blocks = f"{self.name}.{os.getpid()}", blocks
+        try:
+            with kv.create(self.name, layers=LAYERS, page_bytes=PAGE, block_pages=self.each, blocks=blocks) as store:
+                self.data_at = store.shape.data_at
+            yield
+        finally:
+            Path(self.name).unlink(missing_ok=True)
+            self.name, self.blocks, self.data_at = before
 
     def synchronize(self) -> None:
         if self.device != "cpu":
@@ -134,6 +165,9 @@ class Ours:
 
     def write(self, slots: Any, table: Any) -> None:
         self.store.store(slots.tolist(), table, self.memory)
+
+    def write_durably(self, slots: Any, table: Any) -> None:
+        self.store.store(slots.tolist(), table, self.memory, sync=True)
 
     def proof(self) -> dict[str, Any]:
         from dataclasses import asdict
@@ -226,10 +260,12 @@ class Direct:
 
     def __init__(self, paged: Paged) -> None:
         self.paged, self.pool = paged, ThreadPoolExecutor(THREADS)
+        self.writers = ThreadPoolExecutor(WRITE_DEPTH)
         self.held = mmap.mmap(-1, paged.pages // paged.each * paged.block_bytes())
+        self.is_filled = False
 
     def open(self) -> None:
-        self.file = os.open(self.paged.name, os.O_RDONLY | os.O_DIRECT)
+        self.file = os.open(self.paged.name, os.O_RDWR | os.O_DIRECT)
 
     def close(self) -> None:
         os.close(self.file)
@@ -246,6 +282,32 @@ class Direct:
                 jobs.append(self.pool.submit(os.preadv, self.file, part, self.paged.data_at + slot * block + begin))
         if sum(job.result() for job in jobs) != len(slots) * block:
             raise AssertionError("a read was short")
+
+    def prepare(self) -> None:
+        if not self.is_filled:
+            np.frombuffer(self.held, np.uint8)[:] = np.frombuffer(
+                np.random.Generator(np.random.SFC64(7)).bytes(len(self.held)), np.uint8
+            )
+            self.is_filled = True
+
+    def write_durably(self, slots: Any, table: Any) -> None:
+        block, view, jobs = self.paged.block_bytes(), memoryview(self.held), []
+        for number, slot in enumerate(slots.tolist()):
+            for begin in range(0, block, WRITE_BYTES):
+                part = view[number * block + begin : number * block + begin + WRITE_BYTES]
+                jobs.append(self.writers.submit(os.pwrite, self.file, part, self.paged.data_at + slot * block + begin))
+        if sum(job.result() for job in jobs) != len(slots) * block:
+            raise AssertionError("a write was short")
+        os.fsync(self.file)
+
+    def check(self, slots: Any) -> int:
+        """Bytes of the file that were compared with what was written."""
+        block = self.paged.block_bytes()
+        held = np.memmap(self.paged.name, np.uint8, "r", self.paged.data_at, (self.paged.blocks, block))
+        mine = np.frombuffer(self.held, np.uint8).reshape(-1, block)
+        if not all(np.array_equal(held[slot], mine[number]) for number, slot in enumerate(slots.tolist())):
+            raise AssertionError("the file doesn't hold what was written")
+        return len(slots) * block
 
 
 class Floor:
@@ -432,6 +494,14 @@ class Nixl:
             raise RuntimeError(f"NIXL says {state}")
 
 
+def flush(name: str) -> None:
+    file = os.open(name, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 def made(who: str, paged: Paged) -> Any:
     name, _, more = who.partition(" ")
     kinds = {"forebay": Ours, "threads": Threads, "direct": Direct, "floor": Floor, "kvikio": KvikIO, "nixl": Nixl}
@@ -446,6 +516,7 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
     contender.load(*paged.drawn(min(4, paged.blocks)))
 
     fills_pages = getattr(contender, "fills_pages", True)
+    filled: list[bool] = []
     replays: list[tuple[list[float], Answer]] = []
 
     def run(request: dict[str, Any]) -> Answer:
@@ -454,6 +525,8 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
             return replayed(request)
         if op == "cold":
             return cold(request)
+        if op == "durable":
+            return durable(request)
         count = request["count"]
         moved = compared = 0
         if op == "first":
@@ -495,6 +568,43 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
             one = watch.answer(request["count"] * paged.block_bytes(), 0)
             moved, took, cpu = moved + one["bytes"], took + one["seconds"], cpu + one["cpu_s"]
         compared = paged.check(slots, table) if fills_pages else 0
+        proof = contender.proof() | {"compared_bytes": compared}
+        return {"seconds": took, "bytes": moved, "ios": moved // PAGE, "cpu_s": cpu, "proof": proof}
+
+    def durable(request: dict[str, Any]) -> Answer:
+        """Stores with a flush at their end, each to a new file or over blocks of which the page cache has nothing."""
+        if not filled:
+            paged.fill()
+            filled.append(True)
+        count, is_new = request["count"], request["is_new"]
+        moved, compared, took, cpu = 0, 0, 0.0, 0.0
+        while not moved or took < request["seconds"]:
+            contender.close()
+            with paged.new_file(count) if is_new else contextlib.nullcontext():
+                if isinstance(contender, Ours):
+                    contender.released()
+                drop(paged.name)
+                contender.open()
+                slots, table = paged.drawn(count)
+                if is_new:
+                    slots = np.arange(count)
+                if isinstance(contender, Direct):
+                    contender.prepare()
+                paged.synchronize()
+                watch = Stopwatch()
+                if hasattr(contender, "write_durably"):
+                    contender.write_durably(slots, table)
+                else:
+                    contender.write(slots, table)
+                    flush(paged.name)
+                one = watch.answer(count * paged.block_bytes(), 0)
+                moved, took, cpu = moved + one["bytes"], took + one["seconds"], cpu + one["cpu_s"]
+                if took >= request["seconds"]:
+                    compared = contender.check(slots) if isinstance(contender, Direct) else paged.check(slots, table)
+                if is_new:
+                    contender.close()
+            if is_new:
+                contender.open()
         proof = contender.proof() | {"compared_bytes": compared}
         return {"seconds": took, "bytes": moved, "ios": moved // PAGE, "cpu_s": cpu, "proof": proof}
 

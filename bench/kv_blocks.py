@@ -1,10 +1,12 @@
 """Blocks of a key-value cache, loaded into paged memory and stored from it: `python bench/kv_blocks.py --dir DIR [--gpu]`.
 
 Cached blocks of a file go to pages drawn at random. On the host: pages of 64 KiB by `forebay.kv` beside NIXL's POSIX plug-in
-(io_uring, Linux AIO) and preadv by a pool of threads. With --gpu: blocks of 2 MiB and of 32 MiB, 64 KiB layer after layer, the
-first load after opening, and stores, beside torch with two pinned buffers, KvikIO and NIXL where they are installed; what isn't
-cached, beside O_DIRECT reads into host memory; and with --trace the loads of Mooncake's requests. Every contender's last call is
-compared with the file, byte by byte. Exit: 0 if every bound holds, 1 if one does not.
+(io_uring, Linux AIO) and preadv by a pool of threads; and stores until all has reached the disk, to a new file and over blocks
+that are there, beside O_DIRECT writes of 1 MiB, 32 in flight. With --gpu: these from a GPU's pages; blocks of 2 MiB and of 32
+MiB, 64 KiB layer after layer, the first load after opening, and stores to memory, beside torch with two pinned buffers, KvikIO
+and NIXL where they are installed; what isn't cached, beside O_DIRECT reads into host memory; and with --trace the loads of
+Mooncake's requests. Every contender's last call is compared with the file, byte by byte. Exit: 0 if every bound holds, 1 if one
+does not.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from side_by_side import (
 TITLE = "Blocks of a key-value cache"
 OURS, THREADS, TORCH, KVIKIO = "forebay.kv", "preadv, threads", "torch, two pinned buffers", "KvikIO"
 URING, AIO, GDS = "NIXL POSIX, io_uring", "NIXL POSIX, aio", "NIXL GDS_MT"
-BOUNCE, DISK = "forebay.kv, bounce", "O_DIRECT into host memory"
+BOUNCE, DISK = "forebay.kv, bounce", "O_DIRECT, host memory"
 # Nothing but copies by way of pinned memory: a bound is the machine's where these don't hold it.
 FLOORS = {f"copies alone, {threads} threads": f"floor {threads}" for threads in (6, 7, 8)}
 WHO = {
@@ -121,12 +123,14 @@ def cell(
     there, blocks = children(options, who, folder, block_pages)
     made = Cell(name, [], bounds, ours=who[0])
     for each, child in there.items():
-        count = min(blocks, max(1, CALL // (LAYERS * block_pages * PAGE)))
+        # Of what is flushed, as much as the memory holds.
+        count = min(blocks, max(1, (2 if op == "durable" else 1) * CALL // (LAYERS * block_pages * PAGE)))
         contender = asked(each, child, op=op, count=count, **more)
         if op == "trace":
             contender = replayed(contender, child, options.replays, more)
         try:
-            asked(each, child, op="load" if op == "trace" else op, count=count).measure(0.2)
+            tried = {"op": "load", "count": count} if op == "trace" else {"op": op, "count": count, **more}
+            asked(each, child, **tried).measure(0.2)
         except Unavailable as reason:
             say(f"{name}: left out: {each}: {reason}")
             made.lost[each] = str(reason)
@@ -154,12 +158,21 @@ def replayed(contender: Contender, child: Child, replays: dict[str, int], asked_
     return replace(contender, measure=measure)
 
 
+def to_disk(options: argparse.Namespace) -> list[Any]:
+    who = (OURS, DISK, TORCH, KVIKIO, GDS, URING) if options.gpu else (OURS, DISK, THREADS, URING)
+    return [
+        functools.partial(cell, options, name, who, "durable", 1, [Bound("rate", (DISK,), at_least=0.95)], is_new=is_new)
+        for name, is_new in (("first fill of a store, to the disk", True), ("blocks written over, to the disk", False))
+        if not options.only or options.only in name
+    ]
+
+
 def cells(options: argparse.Namespace) -> list[Any]:
     if not options.gpu:
         against = [Bound("rate", NIXL, at_least=1.0, pick="fastest"), Bound("cost", NIXL, at_most=0.5, pick="fastest")]
         name = "64 KiB to host, warm"
         one = functools.partial(cell, options, name, ON_HOST, "load", 1, against)
-        return [one] if not options.only or options.only in name else []
+        return ([one] if not options.only or options.only in name else []) + to_disk(options)
     peers = ON_GPU[1:]
 
     def bound(rate: float, cost_ms: float, times: float, share: float) -> list[Bound]:
@@ -182,7 +195,7 @@ def cells(options: argparse.Namespace) -> list[Any]:
         more: dict[str, Any] = {"trace": str(options.trace), "share": percent / 100, "requests": REQUESTS}
         made.append((name, ON_TRACE, "trace", 1, of, more))
     chosen = [each for each in made if not options.only or options.only in each[0]]
-    return [functools.partial(cell, options, *each[:5], **each[5]) for each in chosen]
+    return [functools.partial(cell, options, *each[:5], **each[5]) for each in chosen] + to_disk(options)
 
 
 def main() -> int:

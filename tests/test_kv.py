@@ -237,6 +237,30 @@ def test_a_block_that_is_overwritten_on_the_device_is_removed_there_first_and_a_
     assert len(store) == 12
 
 
+def test_an_interrupted_store_leaves_nothing_in_flight_and_a_forked_process_stores_by_itself(store: kv.Store) -> None:
+    pages = kv.Pages(filled(3))
+    tables = np.arange(24).reshape(12, 2)
+    store.store(range(12), tables, pages, sync=True)
+    assert store._past is not None
+    with pytest.MonkeyPatch.context() as patch:
+
+        def stopped(jobs: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(kv.Store, "_await", staticmethod(stopped))
+        with pytest.raises(KeyboardInterrupt):
+            store.store(range(12), tables, pages, sync=True)
+    assert len(store) == 0 and not store._past._jobs
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            own = kv.create(store.name + "-own", layers=LAYERS, page_bytes=PAGE_BYTES, block_pages=2, blocks=12)
+            own.store(range(12), tables, pages, sync=True)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.promise("KVC-50")
 def test_a_new_store_has_its_room(tmp_path: Path) -> None:
     with kv.create(tmp_path / "s", layers=LAYERS, page_bytes=PAGE_BYTES, blocks=100) as made:

@@ -7,7 +7,7 @@ import math
 import mmap
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,16 +29,31 @@ class NotWritten(Exception):
         self.at, self.why = at, why
 
 
+class _Threads:
+    """Those that write, of all files of a process: starting them, and touching their memory first, takes as long as many MiB."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(DEPTH, "forebay-direct")
+        self.own = threading.local()
+
+
+_threads: list[_Threads] = []
+# A process that was forked has none of them.
+os.register_at_fork(after_in_child=_threads.clear)
+
+
 class DirectWriter:
-    """Threads that write to a file by O_DIRECT. OSError where its file system has none."""
+    """Writes to a file by O_DIRECT. OSError where its file system has none."""
 
     def __init__(self, file: int) -> None:
         """`file`: how it is open already; it takes what O_DIRECT refuses."""
         self._through_cache = file
         # The same file, even where its name means another by now.
         self._file = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
-        self._pool = ThreadPoolExecutor(DEPTH, "forebay-direct")
-        self._own = threading.local()
+        if not _threads:
+            _threads.append(_Threads())
+        self._threads = _threads[0]
+        self._jobs: list[Future[None]] = []
 
     @staticmethod
     def takes(row_bytes: int) -> bool:
@@ -46,9 +61,15 @@ class DirectWriter:
         return row_bytes % (ALIGN if row_bytes > PIECE_BYTES else 512) == 0
 
     def close(self) -> None:
-        """Waits for what is in flight."""
-        self._pool.shutdown()
+        self.settle()
         os.close(self._file)
+
+    def settle(self) -> None:
+        """Waits for what is in flight, and gives up what isn't yet."""
+        for job in self._jobs:
+            job.cancel()
+        wait(self._jobs)
+        self._jobs.clear()
 
     def write(self, at: int, rows: numpy.ndarray, places: numpy.ndarray) -> list[Future[None]]:
         """Begins to write these rows of an array of bytes, one behind the other from `at` on. They end with NotWritten."""
@@ -63,9 +84,11 @@ class DirectWriter:
         # So many rows that a piece ends where the next may begin.
         least = ALIGN // math.gcd(ALIGN, size)
         each = max(1, PIECE_BYTES // size // least) * least
-        return [
-            self._pool.submit(self._gather, at + n * size, rows, places[n : n + each]) for n in range(0, places.size, each)
-        ]
+        made = []
+        for n in range(0, places.size, each):
+            made.append(self._threads.pool.submit(self._gather, at + n * size, rows, places[n : n + each]))
+            self._jobs.append(made[-1])
+        return made
 
     def _gather(self, at: int, rows: numpy.ndarray, places: numpy.ndarray) -> None:
         import numpy as np
@@ -82,9 +105,9 @@ class DirectWriter:
         """Memory of this thread, on a page."""
         import numpy as np
 
-        held = getattr(self._own, "stage", None)
+        held = getattr(self._threads.own, "stage", None)
         if held is None or held.size < size:
-            held = self._own.stage = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+            held = self._threads.own.stage = np.frombuffer(mmap.mmap(-1, size), np.uint8)
         return held[:size]
 
     def _put(self, at: int, parts: list[Any]) -> None:

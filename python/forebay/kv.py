@@ -744,6 +744,9 @@ class Store:
             key = keys[bisect.bisect_right(slots, (failed.at - self.shape.data_at) // self.shape.block_bytes) - 1]
             asked = f"store block {key!r:.80} at offset {failed.at} of {self.name}"
             raise RunError(asked, failed.why.strerror or str(failed.why), "df -h; dmesg | tail") from None
+        finally:
+            # Also where it was interrupted: nothing is in flight towards places that others may have next.
+            past.settle()
 
     def _at(self, slot: int) -> int:
         return self.shape.data_at + slot * self.shape.block_bytes
