@@ -61,10 +61,10 @@ class DirectWriter:
         return row_bytes % (ALIGN if row_bytes > PIECE_BYTES else 512) == 0
 
     def close(self) -> None:
-        self.settle()
+        self.stop()
         os.close(self._file)
 
-    def settle(self) -> None:
+    def stop(self) -> None:
         """Waits for what is in flight, and gives up what isn't yet."""
         for job in self._jobs:
             job.cancel()

@@ -746,7 +746,7 @@ class Store:
             raise RunError(asked, failed.why.strerror or str(failed.why), "df -h; dmesg | tail") from None
         finally:
             # Also where it was interrupted: nothing is in flight towards places that others may have next.
-            past.settle()
+            past.stop()
 
     def _at(self, slot: int) -> int:
         return self.shape.data_at + slot * self.shape.block_bytes
