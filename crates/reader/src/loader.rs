@@ -154,6 +154,12 @@ fn ahead_bytes(memory: Memory) -> usize {
     }
 }
 
+/// Workers that a batch is cut into parts for, where all batches ahead have parts for all of them: each part costs a wake, a read
+/// and a copy of its own, and a batch behind those ahead of it needn't come any sooner.
+fn workers_each(workers: usize, prefetch: usize) -> usize {
+    (workers / (prefetch + 1)).max(1)
+}
+
 /// Batches of one data set for one rank. Dropped, it ends what it began; batches that were handed out stay.
 pub struct Loader {
     table: Table,
@@ -398,7 +404,8 @@ impl Loader {
         let requests = &mut flight.requests;
         let together = inner.order.is_as_they_lie();
         let of = Ordered { order: inner.order, first: positions.start, count: rows };
-        if !together && self.table.request_ordered(&of, &places, || lease.after(), |r| submit(requests, r))? {
+        let (workers, after) = (workers_each(crate::threads(), self.prefetch), || lease.after());
+        if !together && self.table.request_ordered(&of, &places, workers, after, |r| submit(requests, r))? {
             flight.hash = Hash::Asked;
             return Ok(flight);
         }
@@ -406,7 +413,7 @@ impl Loader {
         order_samples(&inner.order, positions.start, &mut inner.samples);
         flight.hash = Hash::Here(order_hash(&inner.order, positions.start, &inner.samples));
         let begin = |request| submit(requests, request);
-        self.table.request(&inner.samples, together, &places, || lease.after(), begin)?;
+        self.table.request(&inner.samples, together, &places, workers, after, begin)?;
         Ok(flight)
     }
 

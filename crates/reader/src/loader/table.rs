@@ -176,6 +176,7 @@ impl Table {
         &self,
         of: &Ordered,
         places: &[Address],
+        workers: usize,
         after: impl Fn() -> Vec<CudaEvent>,
         mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<bool, Error> {
@@ -186,17 +187,19 @@ impl Table {
         }
         for ((column, start), place) in self.columns.iter().zip(&file.begins).zip(places) {
             let layout = Layout { start: *start, step: column.step, row_bytes: column.bytes };
-            begin(Request::of_order(reader, of, layout, *place, after(), crate::threads())?)?;
+            begin(Request::of_order(reader, of, layout, *place, after(), workers)?)?;
         }
         Ok(true)
     }
 
-    /// Hands over requests that bring these samples to the columns' places. `together`: they are consecutive.
+    /// Hands over requests that bring these samples to the columns' places, each cut for so many `workers`. `together`: they are
+    /// consecutive.
     pub(super) fn request(
         &self,
         samples: &[u64],
         together: bool,
         places: &[Address],
+        workers: usize,
         after: impl Fn() -> Vec<CudaEvent>,
         mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -210,9 +213,9 @@ impl Table {
                 row_bytes: column.bytes,
             };
             if together && column.step == column.bytes as u64 {
-                self.request_run(samples, each, *place, &after, &mut begin)?;
+                self.request_run(samples, each, *place, workers, &after, &mut begin)?;
             } else {
-                self.request_rows(samples, each, *place, &after, &mut begin)?;
+                self.request_rows(samples, each, *place, workers, &after, &mut begin)?;
             }
         }
         Ok(())
@@ -224,6 +227,7 @@ impl Table {
         samples: &[u64],
         each: impl Fn(usize) -> Layout,
         place: Address,
+        workers: usize,
         after: &impl Fn() -> Vec<CudaEvent>,
         begin: &mut impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -241,7 +245,7 @@ impl Table {
                 to: place.after(done * layout.row_bytes),
             };
             if let Some(reader) = self.files[file].unchanged()? {
-                begin(Request::of_file(reader, &[range], after(), crate::threads())?)?;
+                begin(Request::of_file(reader, &[range], after(), workers)?)?;
             }
             done += rows;
         }
@@ -253,10 +257,10 @@ impl Table {
         samples: &[u64],
         each: impl Fn(usize) -> Layout,
         place: Address,
+        workers: usize,
         after: &impl Fn() -> Vec<CudaEvent>,
         begin: &mut impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let workers = crate::threads();
         if self.files.len() == 1 {
             let numbers = samples.to_vec();
             let Some(reader) = self.files[0].unchanged()? else { return Ok(()) };

@@ -112,3 +112,16 @@ fn an_epoch_goes_on_from_a_position_and_the_next_one_follows() {
     assert_eq!((loader.position(), loader.batches()), ((4, 0), 10));
     assert!(loader.seek(0, 96).is_err());
 }
+
+#[test]
+fn batches_ahead_have_parts_for_all_workers_together_and_few_each() {
+    for (workers, prefetch) in (1..=8).flat_map(|workers| (1..=16).map(move |prefetch| (workers, prefetch))) {
+        let each = workers_each(workers, prefetch);
+        // A batch is cut into two parts for each of them.
+        assert!(
+            (1..=workers).contains(&each) && 2 * each * (prefetch + 1) >= workers,
+            "{workers} {prefetch}"
+        );
+    }
+    assert_eq!([workers_each(8, 10), workers_each(8, 3), workers_each(2, 2)], [1, 2, 1]);
+}
