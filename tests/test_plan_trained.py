@@ -92,7 +92,7 @@ def test_runs_of_drives_beside_them_calibrate_and_those_of_training_do_not(tmp_p
     [
         (("--gib-s", "4"), "whose demand is the target"), (("--minutes", "4"), "whose demand is the target"),
         (("--kv-users", "40"), "whose demand is the target"), (("--workload", "unet3d"), "contradicts the runs"),
-        (("--accelerators", "0"), "is below 1"),
+        (("--accelerators", "0"), "is below 1"), (("--gpus", "8"), "try: --accelerators 8"),
     ],
 )  # fmt: skip
 def test_what_contradicts_the_runs_is_refused(tmp_path: Path, capsys: Any, words: tuple[str, ...], said: str) -> None:

@@ -354,6 +354,10 @@ def target_of(trained: Any, given: Any, kv_users: int | None, values: dict[str, 
     if values["workload"] is not None:
         found = f"contradicts the runs, which train {trained.model}"
         raise RequestError(f"--workload {values['workload']}", found, "no --workload, or runs of forebay bench")
+    if values["gpus"] is not None:
+        found = "names a published system whose GPUs train; of these runs it is their own, as many as --accelerators says"
+        number = values["gpus"] if values["gpus"].isdigit() else "8"
+        raise RequestError(f"--gpus {values['gpus']}", found, f"--accelerators {number}")
     if gpus is not None and gpus < 1:
         raise RequestError(f"--accelerators {gpus}", "is below 1", "--accelerators 8")
     return Target(gibps=(gpus or trained.gpus) * trained.gib_s)
