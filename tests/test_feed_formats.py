@@ -202,7 +202,9 @@ def test_plain_columns_of_parquet_are_handed_out_as_pyarrow_reads_them(tmp_path:
 def test_columns_that_are_not_plain_are_refused_by_name_and_left_out_on_request(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = pa.table({"good": [1, 2, 3], "bad": [1.0, None, 2.0], "text": ["a", "b", "c"], "flag": [True, False, True]})
+    table = pa.table(
+        {"good": [1, 2, 3], "bad": [1.0, None, 2.0], "text": ["a", "b", "c"], "flag": [True] * 3, "in": [{"good": 4}] * 3}
+    )
     path, plain = tmp_path / "t.parquet", {"compression": "none", "use_dictionary": False}
     for column, settings, said in (
         ("good", {"compression": "snappy"}, "column good is compressed by SNAPPY"),
@@ -210,7 +212,8 @@ def test_columns_that_are_not_plain_are_refused_by_name_and_left_out_on_request(
         ("bad", plain, "column bad has nulls"),
         ("text", plain, "column text is of type BYTE_ARRAY"),
         ("flag", plain, "column flag is of type BOOLEAN"),
-        ("absent", plain, "no column absent, of good, bad, text, flag"),
+        ("in.good", plain, "column in.good is nested"),
+        ("absent", plain, "no column absent, of good, bad, text, flag, in.good"),
     ):
         parquet.write_table(table, path, **settings)
         with pytest.raises(RequestError, match=said):
@@ -385,6 +388,9 @@ def test_whole_files_are_samples(tmp_path: Path, forebay: Forebay) -> None:
     assert record["feed"]["hash"] == loader.hash and record["result"]["bytes"] == sum(map(len, wanted.values()))
     assert record["feed"]["batches"] == 3 and record["result"]["latency_us"]["p50"] > 0
     assert record["feed"]["sample_bytes"] == sum(map(len, wanted.values())) // 40 and record["cache"]["device_bytes"] is None
+    (tmp_path / "classes" / "dogs").mkdir(parents=True)
+    with pytest.raises(RequestError, match=r"none, but folders\n.*sorted\(glob.glob\(.*classes/\*/\*"):
+        feed.files(tmp_path / "classes")
 
 
 @pytest.mark.promise("FEED-11")

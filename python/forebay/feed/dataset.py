@@ -175,10 +175,14 @@ def files_of(paths: Any, endings: tuple[str, ...] = ()) -> list[str]:
         if not os.path.isdir(name):
             found.append(name)
             continue
-        inside = sorted(entry.path for entry in os.scandir(name) if entry.is_file() and not entry.name.startswith("."))
+        entries = [entry for entry in os.scandir(name) if not entry.name.startswith(".")]
+        inside = sorted(entry.path for entry in entries if entry.is_file())
         listed = [path for path in inside if not endings or path.endswith(endings)]
         if not listed:
-            raise RequestError(f"the files of {name}", f"it has none{f' of {endings[0]}' if endings else ''}", "another folder")
+            deeper = any(entry.is_dir() for entry in entries)
+            next = f'a list: sorted(glob.glob("{os.path.join(name, "*", "*")}"))' if deeper else "another folder"
+            found_there = f"it has none{f' of {endings[0]}' if endings else ''}{', but folders' if deeper else ''}"
+            raise RequestError(f"the files of {name}", found_there, next)
         found += listed
     if not found:
         raise RequestError("a data set", "the list of files is empty", "one file or more")

@@ -171,9 +171,9 @@ fn unsigned(reader: &mut Reader<'_>) -> Parsed<u64> {
     u64::try_from(reader.number()?).map_err(|_| "a number is negative that can't be")
 }
 
-/// The leaves of the schema, which is a tree written depth first.
+/// The leaves of the schema, which is a tree written depth first; one that lies deeper is called by its whole path.
 fn schema(reader: &mut Reader<'_>) -> Parsed<Vec<Leaf>> {
-    let (mut leaves, mut open, mut is_root) = (Vec::new(), Vec::<i64>::new(), true);
+    let (mut leaves, mut open, mut is_root) = (Vec::new(), Vec::<(i64, String)>::new(), true);
     reader.list(|reader| {
         let (mut name, mut kind, mut bytes, mut repetition, mut children) = (&b""[..], -1, 0, 0, 0);
         reader.fields(|reader, number, of| {
@@ -188,25 +188,26 @@ fn schema(reader: &mut Reader<'_>) -> Parsed<Vec<Leaf>> {
             Ok(true)
         })?;
         let is_flat = open.len() == 1;
-        if let Some(left) = open.last_mut() {
+        let mut path = String::from_utf8_lossy(name).into_owned();
+        if let Some((left, before)) = open.last_mut() {
             *left -= 1;
+            path.insert_str(0, before);
         }
         if children > 0 {
             if open.len() == 64 {
                 return Err("its schema is more than 64 deep");
             }
-            open.push(children);
+            open.push((children, if is_root { String::new() } else { path + "." }));
         } else if !is_root {
             let kind = usize::try_from(kind)
                 .ok()
                 .filter(|kind| *kind < TYPES.len())
                 .ok_or("a column has no known type")?;
             let bytes = if kind == FIXED { bytes } else { TYPES[kind].1 };
-            let name = String::from_utf8_lossy(name).into_owned();
-            leaves.push(Leaf { name, kind, bytes, repetition, is_flat });
+            leaves.push(Leaf { name: path, kind, bytes, repetition, is_flat });
         }
         is_root = false;
-        while open.len() > 1 && open.last().is_some_and(|left| *left <= 0) {
+        while open.len() > 1 && open.last().is_some_and(|(left, _)| *left <= 0) {
             open.pop();
         }
         Ok(())
