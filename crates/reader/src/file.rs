@@ -79,10 +79,18 @@ impl Default for Opening {
 }
 
 /// Identity of a file's content: a change of it is a change of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Stamp {
     pub bytes: u64,
     modified: (i64, i64),
+    /// Names of the file, which are nothing of its content.
+    links: u64,
+}
+
+impl PartialEq for Stamp {
+    fn eq(&self, other: &Stamp) -> bool {
+        (self.bytes, self.modified) == (other.bytes, other.modified)
+    }
 }
 
 /// An open file; what it holds is given back when the last request and the last handle let go of it.
@@ -196,7 +204,22 @@ impl Reader {
         // A device's node isn't touched by writes to the device.
         let modified =
             if self.cached.is_device { (0, 0) } else { (found.st_mtime, found.st_mtime_nsec as i64) };
-        Ok(Stamp { bytes, modified })
+        #[allow(clippy::useless_conversion, reason = "not of that type on every platform")]
+        let links = found.st_nlink.into();
+        Ok(Stamp { bytes, modified, links })
+    }
+
+    /// Returns whether another file has taken its name. Looked up only where it has lost a name since; one that was deleted, and
+    /// stays open, is no other.
+    pub(super) fn is_replaced(&self, before: Stamp, now: Stamp) -> bool {
+        if now.links >= before.links {
+            return false;
+        }
+        let (Ok(named), Ok(open)) = (rustix::fs::stat(&self.path), rustix::fs::fstat(&self.cached.file))
+        else {
+            return false;
+        };
+        (named.st_dev, named.st_ino) != (open.st_dev, open.st_ino)
     }
 
     pub(super) fn fd(&self) -> RawFd {

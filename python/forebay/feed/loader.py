@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from forebay import _core
-from forebay.errors import RequestError
+from forebay.errors import MachineError, RequestError
 from forebay.feed.dataset import UNNAMED, Dataset, Field, Part, open_dataset
 from forebay.feed.samples import Ahead, Samples
 from forebay.rows import check_whole
@@ -93,25 +93,29 @@ class Loader:
             found = "samples of different sizes are handed out in host memory"
             raise RequestError(f"device={self.device!r}", found, 'device="cpu", and a copy of its own')
         table: Dataset = order_of(self.dataset, str(shuffle)) if differ else self.dataset
-        self._loader = _core.Loader(
-            [(part.name, part.rows, list(part.begins)) for part in table.parts],
-            list(table.columns),
-            [
-                (f.name, f.column, f.offset, table.columns[f.column][0], f.code, f.bits, f.typestr, list(f.shape))
-                for f in table.fields
-            ],
-            batch=self.batch_size,
-            memory=memory_of(self.device),
-            way=path,
-            shuffle=str(shuffle),
-            seed=self.seed,
-            identity=self.dataset.identity,
-            rank=self.rank,
-            world=self.world,
-            drop_last=bool(drop_last),
-            prefetch=1 if differ else None if prefetch is None else at_least(1, prefetch, "prefetch"),
-            limit=None if pin_limit is None or differ else at_least(1, pin_limit, "pin_limit"),
-        )
+        try:
+            self._loader = _core.Loader(
+                [(part.name, part.rows, list(part.begins)) for part in table.parts],
+                list(table.columns),
+                [
+                    (f.name, f.column, f.offset, table.columns[f.column][0], f.code, f.bits, f.typestr, list(f.shape))
+                    for f in table.fields
+                ],
+                batch=self.batch_size,
+                memory=memory_of(self.device),
+                way=path,
+                shuffle=str(shuffle),
+                seed=self.seed,
+                identity=self.dataset.identity,
+                rank=self.rank,
+                world=self.world,
+                drop_last=bool(drop_last),
+                prefetch=1 if differ else None if prefetch is None else at_least(1, prefetch, "prefetch"),
+                limit=None if pin_limit is None or differ else at_least(1, pin_limit, "pin_limit"),
+            )
+        except MachineError as error:
+            error.next = error.next.replace('path="host" needs no GPU', 'device="cpu" needs none')
+            raise
         ahead = None if prefetch is None else at_least(1, prefetch, "prefetch")
         limit = None if pin_limit is None else at_least(1, pin_limit, "pin_limit")
         self._ahead = Ahead(self.dataset, self._loader, self.batch_size, ahead, limit) if differ else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, RequestError
+from forebay.errors import BROKE, CHECK_FAILED, DONE, INTERRUPTED, ForebayError, MachineError, RequestError
 from forebay.flags import _integer
 from forebay.units import parse_bytes
 
@@ -95,9 +95,9 @@ def in_flags() -> Iterator[None]:
     """Errors of a Loader's arguments name the flags that they came from."""
     try:
         yield
-    except RequestError as error:
+    except (RequestError, MachineError) as error:
         said = (ARGUMENT.sub(as_flag, text) for text in (error.asked, error.found, error.next))
-        raise RequestError(*(text.replace(", --", " --") for text in said)) from None
+        raise type(error)(*(text.replace(", --", " --") for text in said)) from None
 
 
 def as_flag(found: re.Match[str]) -> str:

@@ -50,6 +50,14 @@ impl Open {
         if now != stamp {
             return Err(changed(&reader.path.display().to_string(), stamp.bytes, now.bytes));
         }
+        if reader.is_replaced(stamp, now) {
+            let found = "another file has taken its name since it was opened";
+            return Err(Error::run(
+                format!("read {}", reader.path.display()),
+                found,
+                "a new Loader of the files as they are",
+            ));
+        }
         Ok(Some(reader))
     }
 }
