@@ -19,6 +19,7 @@ from forebay.report import (
     advice,
     answering,
     caching,
+    checkpoints,
     documents,
     draw,
     environment,
@@ -49,6 +50,7 @@ KINDS: tuple[tuple[Any, Callable[[Entry], bool]], ...] = (
     (answering, answering.is_answering),
     (inference, inference.is_inference),
     (caching, caching.is_caching),
+    (checkpoints, checkpoints.is_checkpoints),
     (feeding, feeding.is_feeding),
 )
 
@@ -120,6 +122,7 @@ def build(loaded: Loaded, with_charts: bool = True, sliders: explore.Section | N
         answered=[*sections[answering], *sections[inference]],
         loaders=sections[feeding],
         caches=sections[caching],
+        checkpoints=sections[checkpoints],
         tunings=tunings,
         cards=environment.cards(runs),
         commands=_commands(found),

@@ -103,7 +103,8 @@ def study_tables(study: Study, notes: Notes) -> list[Table]:
     tables: list[Table | None] = [first, _latency(study, notes)]
     if study.is_about_latency:
         tables.reverse()
-    tables += [_ways(study, notes), _batches(study, notes), _cpu(study, notes), _power(study)]
+    tables += [_ways(study, notes), _batches(study, notes), _queries(study, notes), _files(study, notes)]
+    tables += [_cpu(study, notes), _power(study)]
     return [table for table in tables if table]
 
 
@@ -308,6 +309,42 @@ def _batches(study: Study, notes: Notes) -> Table | None:
     columns = [*_place_columns(study), "I/Os per batch", "I/Os per second", "Batches", *titles, "Transferred by"]
     foot = "From the start of a batch's first I/O to the end of its last."
     return Table(f"{study.id}-batches", "Batches: I/O rate and latency", [], columns, rows, foot)
+
+
+def _queries(study: Study, notes: Notes) -> Table | None:
+    """Returns the table of runs of dependent reads, as an index on disk does them; None where none were."""
+    if not any(isinstance(run.at("result.queries"), dict) for run in study.runs):
+        return None
+    rows, why = [], "the run's reads don't depend on each other"
+    for point in study.points:
+        run = point.runs[0]
+        ended = "no query ended in the measured time" if isinstance(run.at("result.queries"), dict) else why
+        row = [*_places(study, point), notes.cell(point.stat("result.queries.per_s"), numbers.significant, why)]
+        row.append(notes.value(run.number("result.queries.bytes"), numbers.bytes_, why))
+        for _, key in LATENCY:
+            stat = point.stat(f"result.queries.latency_us.{key}") if run.number("result.queries.count") else None
+            row.append(notes.value(stat.value if stat else None, numbers.micros, ended))
+        rows.append(row)
+    columns = [*_place_columns(study), "Queries per second", "Bytes of each", *[title for title, _ in LATENCY]]
+    foot = "From the start of a query's first round to the end of its last."
+    return Table(f"{study.id}-queries", "Queries: rate and latency", [], columns, rows, foot)
+
+
+def _files(study: Study, notes: Notes) -> Table | None:
+    """Returns the table of runs over existing files; None where none were."""
+    if not any(isinstance(run.at("result.files"), dict) for run in study.runs):
+        return None
+    rows, why = [], "the run is over one file, or none"
+    for point in study.points:
+        run = point.runs[0]
+        row = [*_places(study, point), notes.value(run.number("result.files.found"), numbers.whole, why)]
+        row.append(notes.value(run.number("result.files.read"), numbers.whole, why))
+        apart = "files weren't read from beginning to end" if isinstance(run.at("result.files"), dict) else why
+        row.append(notes.cell(point.stat("result.files.files_per_s"), numbers.short, apart))
+        rows.append(row)
+    columns = [*_place_columns(study), "Files", "Read from", "Whole files per second"]
+    foot = "Read from: files of which something was read in the measured time."
+    return Table(f"{study.id}-files", "Files", [], columns, rows, foot)
 
 
 CPU_COLUMNS = (
