@@ -3,6 +3,8 @@
 # ruff: noqa: F811  (fixtures are imported and named again as arguments)
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from feed_gpu_support import ON_REAL_GPU, Scenario, run_again_on_it, scenario, stub  # noqa: F401 - fixtures
 from properties import parametrized
@@ -151,6 +153,72 @@ del loader, batch
 gc.collect()
 assert live()["live"]["registrations"] == 0 or not hasattr(cuda, "forebay_stub_ledger")
 """
+    )
+
+
+@pytest.mark.promise("FEED-17")
+@pytest.mark.parametrize(("mode", "ran"), [("mode=p2p,io_max=65536", "gds-mixed"), ("mode=compat", "gds-compat")])
+def test_batches_come_through_cufile_and_the_record_says_how(scenario: Scenario, stub: Path, mode: str, ran: str) -> None:
+    """Whole pages go direct where cuFile can; reads that it cuts short are gone on with."""
+    if ON_REAL_GPU:
+        pytest.skip("what cuFile can there, forebay validate finds")
+    scenario(
+        LOADER
+        + f"""
+# 256 rows are whole pages, but for the epoch's end; rows one by one are none.
+for shuffle, ran in (("none", {ran!r}), ("blocks", "gds-compat")):
+    there, here = [feed.Loader(data, 256, seed=3, shuffle=shuffle, device=device, path="gds") for device in ("cuda:0", "cpu")]
+    epoch(there)
+    for batch in here: del batch
+    assert there.hash == here.hash
+    record = there.record()
+    ways = record["path"]
+    assert (ways["requested"], ways["ran"], ways["engine"]) == ("gds", ran, "cufile"), ways
+    assert ways["direct_bytes"] + ways["compat_bytes"] == whole * ROW and not ways["staged_bytes"] + ways["mapped_bytes"], ways
+    assert bool(ways["direct_bytes"]) == (ran != "gds-compat") and ways["compat_bytes"], ways
+    assert record["cufile"]["buffers_registered"] and record["cufile"]["unaligned_ios"] > 0, record["cufile"]
+    assert "gds_compat" in [w["id"] for w in record["warnings"]], record["warnings"]
+    there.close(), here.close()
+try:
+    forebay.open(path, "gds")
+except RequestError as error:
+    assert "a Loader reads batches" in str(error), error
+else:
+    sys.exit("it was opened")
+loader = feed.Loader(data, 1000, device="cuda", shuffle="none", path="gds", prefetch=1)
+os.truncate(path, 5 * 1000 * ROW)
+try:
+    epoch(loader)
+except RunError as error:
+    assert path in str(error), error
+else:
+    sys.exit("a file that was cut short was read")
+loader.close()
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert not any(n for name, n in left.items() if name != "modules"), left
+""",
+        FOREBAY_LIBCUFILE=str(stub.with_name("libcufile.so.0")),
+        FOREBAY_STUB_CUFILE=mode,
+    )
+
+
+@pytest.mark.promise("FEED-17")
+def test_without_cufile_the_path_is_refused_when_the_loader_is_made(scenario: Scenario) -> None:
+    if ON_REAL_GPU:
+        pytest.skip("it may have cuFile")
+    scenario(
+        LOADER
+        + """
+try:
+    feed.Loader(data, 1000, device="cuda", path="gds")
+except MachineError as error:
+    assert 'path="gds"' in str(error) and 'path="bounce"' in str(error) and "no libcufile" in str(error), error
+else:
+    sys.exit("it was made")
+""",
+        FOREBAY_LIBCUFILE="/nowhere/libcufile.so",
     )
 
 

@@ -358,6 +358,13 @@ def test_advice_is_right_in_thirty_made_up_records(kind: str, number: int) -> No
 
 
 @pytest.mark.promise("TRN-7")
+def test_of_batches_that_came_by_gds_the_advice_says_so() -> None:
+    for ran, said in (("gds", "by GPUDirect Storage:"), ("gds-mixed", "in part:"), ("gds-compat", "can't be told here: cuFile")):
+        train = {**made_up(random.Random(1), "between"), "device": "cuda:0", "path": ran, "supply": {"kind": supply.LOADER}}
+        assert said in advice.gds(train)
+
+
+@pytest.mark.promise("TRN-7")
 def test_what_the_page_cache_brought_says_nothing_of_the_storage() -> None:
     train = {**made_up(random.Random(1), "compute"), "supply": {"kind": supply.LOADER, "gpus": 1}, "cached": True}
     text = advice.storage(train, supply.drives_for)
@@ -497,7 +504,7 @@ def test_the_command_refuses_what_cannot_be(forebay: Forebay, folder: Path, tmp_
     set_ = ("--dir", str(folder))
     for words, code, said in [
         (("--target-auc", "0.99"), 2, "the best that can be reached"), (("--target-auc", "x"), 2, "not between 0.5"),
-        (("--path", "gds"), 2, "forebay compare --a path=gds"), (("--path", "mapped"), 2, "runs on the CPU"),
+        (("--path", "gds"), 2, "runs on the CPU"), (("--path", "mapped"), 2, "runs on the CPU"),
         (("--batch-size", "1000000"), 2, "8,192 rows"), (("--data-seed", "6"), 2, "has 5"),
         (("--supply", "100000"), 3, "the loader brings"), (("--supply", "0.00001"), 2, "a batch of 512 takes"),
         (("--learning-rate", "0"), 2, "no rate above 0"),

@@ -98,11 +98,12 @@ def prepare_cache(files: list[Path], policy: str) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def refuse_path(path: str, device: str) -> None:
-    """Raises RequestError for a path by which the loader doesn't read, or which leads to no GPU that a model has."""
+def refuse_path(path: str, device: str, by_loader: bool = False) -> None:
+    """Raises RequestError for a path by which no file is read, or no batch of a loader, or which leads to no GPU that a model
+    has."""
     can = abilities(path)
-    if not can.reads_files:
-        found, next = f"the loader doesn't read by {path}", "--path auto"
+    if not (can.feeds if by_loader else can.reads_files):
+        found, next = f"nothing here is read by {path}", "--path auto"
         if can.may_go_direct:
             found += ": bytes reach a GPU by mapped or bounce, without cuFile"
             next = f"--path mapped; what {path} brings of a file says forebay compare --a path={path} --b path=bounce FILE"

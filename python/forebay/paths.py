@@ -18,7 +18,8 @@ class Abilities(NamedTuple):
     needs_page_cache  they come out of the page cache and from nowhere else
     may_map           pages of files may be registered with a GPU
     may_go_direct     they may go from a device into a GPU by DMA
-    reads_files       `forebay.open` and the loader take it
+    reads_files       `forebay.open` takes it
+    feeds             the loader does
     """
 
     reaches_gpu: bool
@@ -27,6 +28,7 @@ class Abilities(NamedTuple):
     may_map: bool
     may_go_direct: bool
     reads_files: bool
+    feeds: bool
 
 
 @cache

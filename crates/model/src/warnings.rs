@@ -69,7 +69,7 @@ pub fn derive(record: &RunRecord) -> Vec<Warning> {
         of_cache(record, &mut list);
     }
     of_data(record, &mut list);
-    of_cufile(&record.path, &mut list);
+    of_cufile(record, &mut list);
     of_fabric(&record.path, &mut list);
     of_drives(record, &mut list);
     list.extend(of_scale(record));
@@ -432,13 +432,19 @@ fn of_both(record: &RunRecord, list: &mut Vec<Warning>) {
     }
 }
 
-fn of_cufile(path: &PathRan, list: &mut Vec<Warning>) {
+fn of_cufile(record: &RunRecord, list: &mut Vec<Warning>) {
+    let path = &record.path;
     if path.compat_bytes > 0 {
         let share = 100.0 * path.compat_bytes as f64 / (path.direct_bytes + path.compat_bytes) as f64;
         let text = format!(
             "{share:.0} % of the bytes went through cuFile's compatibility mode, which its settings allow: a CPU read and copied them"
         );
-        let next = "forebay doctor SOURCE for the reason; ‹require_direct› to refuse it";
+        let reason = "forebay doctor SOURCE for the reason";
+        // A loader takes what cuFile's settings allow.
+        let next = match record.feed {
+            Some(_) => reason.into(),
+            None => format!("{reason}; ‹require_direct› to refuse it"),
+        };
         warn(list, "gds_compat", text, next);
     }
 }

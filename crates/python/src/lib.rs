@@ -208,18 +208,19 @@ fn source_kind(text: &str) -> (&'static str, bool, Option<&'static str>) {
 }
 
 /// Abilities of the data path of that name, which may be `auto`: its bytes get to a GPU, only to a GPU, only out of the page
-/// cache; it may have pages of files registered, or bytes go by DMA from a device; and readers of files take it. None: there
-/// is no such path.
+/// cache; it may have pages of files registered, or bytes go by DMA from a device; readers of files take it, and loaders do. None:
+/// there is no such path.
 #[pyfunction]
-fn path_abilities(name: &str) -> Option<[bool; 6]> {
-    let read = ReadPath::NAMES.iter().any(|(read, _)| *read == name);
+fn path_abilities(name: &str) -> Option<[bool; 7]> {
+    let way = ReadPath::NAMES.iter().find(|(way, _)| *way == name).map(|(_, way)| *way);
+    let (read, feeds) = (way.is_some_and(ReadPath::reads_files), way.is_some());
     match PathKind::named(name)? {
-        kind if kind.is_found() => Some([true, false, false, true, true, read]),
+        kind if kind.is_found() => Some([true, false, false, true, true, read, feeds]),
         kind => {
             let (path, ends) = (Paths::by_kind(kind), Paths::by_kind(kind).ends());
             let cached = path.cached() == Some(true);
             let [maps, direct] = [kind.may_map(), kind.may_go_direct()];
-            Some([ends != Ends::Host, ends == Ends::Gpu, cached, maps, direct, read])
+            Some([ends != Ends::Host, ends == Ends::Gpu, cached, maps, direct, read, feeds])
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A file that is open for feeding: buffered, by O_DIRECT, and mapped.
 
+use super::by_cufile::{ByCufile, KnownFile};
 use super::choice::{Carrier, Choice, Load, Noted};
 use super::map::Map;
 use super::place::{Address, Range};
@@ -34,6 +35,8 @@ pub enum ReadPath {
     Bounce,
     /// By DMA out of the page cache, of what is in it.
     Mapped,
+    /// Through cuFile; of a loader alone.
+    Gds,
     /// No GPU: destinations are host memory.
     Host,
 }
@@ -43,11 +46,17 @@ impl ReadPath {
         ("auto", ReadPath::Auto),
         ("bounce", ReadPath::Bounce),
         ("mapped", ReadPath::Mapped),
+        ("gds", ReadPath::Gds),
         ("host", ReadPath::Host),
     ];
 
     pub fn name(self) -> &'static str {
         ReadPath::NAMES.iter().find(|(_, way)| *way == self).map_or("", |(name, _)| name)
+    }
+
+    /// Readers of files take it, and not loaders alone.
+    pub fn reads_files(self) -> bool {
+        self != ReadPath::Gds
     }
 
     pub fn parse(text: &str) -> Result<ReadPath, Error> {
@@ -115,6 +124,8 @@ pub struct Reader {
     tells: OnceLock<bool>,
     /// Fetchers of rows, by GPU.
     rows: Mutex<Vec<(u32, GpuRows)>>,
+    /// As cuFile knows it, where it is read through that.
+    known: OnceLock<KnownFile>,
     /// Requests of this process: what its parent reads doesn't end here.
     under_way: PerProcess<Arc<UnderWay>>,
     _open: Open,
@@ -147,6 +158,13 @@ impl Drop for Open {
 impl Reader {
     pub fn open(path: &Path, opening: Opening) -> Result<Reader, Error> {
         let Opening { way, direct, once, ahead, prefer } = opening;
+        if !way.reads_files() && !ahead {
+            return Err(Error::request(
+                format!("path={:?} for {}", way.name(), path.display()),
+                "through cuFile a Loader reads batches, and nothing else",
+                "path=\"auto\"; or forebay.feed.Loader(…, path=\"gds\")",
+            ));
+        }
         let cached = FileTarget::open(path, FileAccess { write: false, direct: false }).map_err(in_python)?;
         let uncached = match direct {
             Some(false) => None,
@@ -176,9 +194,22 @@ impl Reader {
             last_seen: LastSeen::default(),
             tells: OnceLock::new(),
             rows: Mutex::default(),
+            known: OnceLock::new(),
             under_way: PerProcess::new(),
             _open: Open::new(),
         })
+    }
+
+    /// Has it read through cuFile from here on.
+    pub(super) fn read_through(&self, cufile: &Arc<ByCufile>) -> Result<(), Error> {
+        let known = cufile.know(self.uncached.as_ref().unwrap_or(&self.cached))?;
+        let _ = self.known.set(known);
+        Ok(())
+    }
+
+    /// As cuFile knows it, where it is read through that.
+    pub(super) fn known(&self) -> Option<&KnownFile> {
+        self.known.get()
     }
 
     /// The block device below.
@@ -281,7 +312,7 @@ impl Reader {
                             && (ranges.iter().filter(long).all(again) || self.pays_at_once(ranges)))
                     && self.may_be_registered()
             }
-            ReadPath::Bounce | ReadPath::Host => false,
+            ReadPath::Bounce | ReadPath::Gds | ReadPath::Host => false,
         };
         if !wanted {
             return Ok(None);
@@ -343,7 +374,7 @@ impl Reader {
         let Some(gpu) = to.gpu() else { return Ok(Rowwise::by(by_cpus(self))) };
         match self.way {
             ReadPath::Bounce => Ok(Rowwise::by(by_cpus(self))),
-            ReadPath::Host => Ok(Rowwise::default()),
+            ReadPath::Gds | ReadPath::Host => Ok(Rowwise::default()),
             ReadPath::Mapped if load.row_bytes > ROW_BYTES_MAX || !self.may_be_registered() => {
                 Ok(Rowwise::default())
             }

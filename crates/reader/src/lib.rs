@@ -10,6 +10,7 @@
 #![deny(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod by_cufile;
 mod choice;
 mod devices;
 mod few_rows;

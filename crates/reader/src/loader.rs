@@ -12,6 +12,7 @@ pub use record::{Elsewhere, RecordFacts};
 pub use shelf::{Lease, Memory};
 pub use table::{Column, Part};
 
+use crate::by_cufile::ByCufile;
 use crate::order_hash::{order_hash, order_samples};
 use crate::request::Request;
 use crate::rows::Ordered;
@@ -170,6 +171,8 @@ pub struct Loader {
     seed: u64,
     identity: u64,
     process: u32,
+    /// Where batches come through cuFile.
+    cufile: Option<Arc<ByCufile>>,
     inner: Mutex<Inner>,
 }
 
@@ -212,7 +215,11 @@ impl Loader {
                 format!("two batches take {} bytes: one is used while the next is read", 2 * slot_bytes);
             return Err(Error::request(format!("pin_limit={limit}"), found, format!("pin_limit={least}")));
         }
-        let shelf = Shelf::new(spec.memory, slot_bytes, limit)?;
+        let cufile = match spec.memory.gpu() {
+            Some(gpu) if spec.way == ReadPath::Gds => Some(table.read_through_cufile(gpu)?),
+            _ => None,
+        };
+        let shelf = Shelf::new(spec.memory, slot_bytes, limit, cufile.clone())?;
         let order = EpochOrder::new(table.rows(), table.sample_bytes(), shuffle, seed, 0, identity);
         let inner = Inner {
             order,
@@ -222,7 +229,10 @@ impl Loader {
             ahead: VecDeque::new(),
             samples: Vec::new(),
             figures: Figures::default(),
-            on_gpu: table.is_for_gpu().then(|| spec.memory.gpu()).flatten().and_then(OnGpu::open),
+            on_gpu: (table.is_for_gpu() && cufile.is_none())
+                .then(|| spec.memory.gpu())
+                .flatten()
+                .and_then(OnGpu::open),
         };
         let process = std::process::id();
         Ok(Loader {
@@ -234,6 +244,7 @@ impl Loader {
             seed,
             identity,
             process,
+            cufile,
             inner: Mutex::new(inner),
         })
     }

@@ -1,5 +1,6 @@
 //! One read request: its destinations, its progress and its result.
 
+use super::by_cufile::KnownFile;
 use super::choice::{Load, Noted};
 use super::file::{Reader, Reading, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
@@ -36,6 +37,12 @@ impl Source {
     fn new(reader: &Arc<Reader>, before: Stamp) -> Source {
         Source::One { reader: reader.clone(), before, _reading: reader.reading() }
     }
+
+    /// Its file as cuFile knows it, where it is read through that.
+    pub(super) fn known(&self) -> Option<&KnownFile> {
+        let Source::One { reader, .. } = self else { return None };
+        reader.known()
+    }
 }
 
 /// Report on how the bytes of a request travelled.
@@ -48,6 +55,8 @@ pub struct Report {
     pub mapped_bytes: u64,
     /// From storage to their place with no copy on the way.
     pub direct_bytes: u64,
+    /// By cuFile, not provably without its compatibility mode.
+    pub compat_bytes: u64,
     /// Read past the page cache, whatever way they took from there.
     pub uncached_bytes: u64,
     /// Bytes of rows that came before in the same call, copied by the GPU from there.
@@ -60,6 +69,7 @@ pub(super) struct Counts {
     pub staged: AtomicU64,
     pub mapped: AtomicU64,
     pub direct: AtomicU64,
+    pub compat: AtomicU64,
     pub uncached: AtomicU64,
     pub repeated: AtomicU64,
     /// Sum over samples of an order.
@@ -682,6 +692,7 @@ impl Request {
             staged_bytes: count(&self.counts.staged),
             mapped_bytes: count(&self.counts.mapped),
             direct_bytes: count(&self.counts.direct),
+            compat_bytes: count(&self.counts.compat),
             uncached_bytes: count(&self.counts.uncached),
             repeated_bytes: count(&self.counts.repeated),
             seconds: state.seconds,

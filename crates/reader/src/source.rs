@@ -222,7 +222,7 @@ fn check_options(uri: &str, opening: Opening) -> Result<(), Error> {
     let (option, found) = if let Some(direct) = direct {
         let text = if direct { "direct=True" } else { "direct=False" };
         (text.to_string(), "its source decides how it is read; no page cache of files is asked")
-    } else if way == ReadPath::Mapped {
+    } else if matches!(way, ReadPath::Mapped | ReadPath::Gds) {
         (format!("path={:?}", way.name()), "only pages of a file can be mapped")
     } else if prefer != Prefer::Balance {
         ("prefer=".to_string(), "there is one way to a GPU, through pinned slots")

@@ -11,6 +11,7 @@ pub(crate) use copies::{Copies, From};
 pub(crate) use fetch::copied_here;
 pub(crate) use mix::mix;
 
+use super::by_cufile::KnownFile;
 use super::layout::{
     add, aligned, by_fastest, choose, copy_out, direct, failed, plain, short, split, Layout, Manner,
 };
@@ -84,7 +85,10 @@ impl Worker {
                 let part = request.part(index);
                 match part[0].to.gpu() {
                     None => self.fill_host(request, &source, part).map(|()| None),
-                    Some(gpu) => self.feed_gpu(request, &source, part, gpu).map(Some),
+                    Some(gpu) => match source.known() {
+                        Some(known) => through_cufile(known, request, &source, part).map(|()| None),
+                        None => self.feed_gpu(request, &source, part, gpu).map(Some),
+                    },
                 }
             }
         };
@@ -319,6 +323,37 @@ impl Worker {
         }
         sent
     }
+}
+
+/// Reads the pieces of a part through cuFile to their places, one after the other.
+fn through_cufile(
+    known: &KnownFile,
+    request: &Request,
+    source: &Source,
+    part: &[Range],
+) -> Result<(), Error> {
+    known.enter(request.after.iter())?;
+    for piece in part {
+        let Address::Device { gpu, at } = piece.to else { unreachable!("parts have one kind of place") };
+        known.note(piece.offset, piece.bytes);
+        let mut done = 0;
+        while done < piece.bytes {
+            let (offset, to) = (piece.offset + done as u64, at + done as u64);
+            // SAFETY: the destination's owner keeps it until the request has ended.
+            match unsafe { known.read(offset, piece.bytes - done, gpu, to) } {
+                Ok(0) => return Err(short(source, piece, offset)),
+                Ok(got) => done += got,
+                Err(why) => return Err(failed(source, piece, &std::io::Error::other(why))),
+            }
+        }
+        if known.is_direct() {
+            add(&request.counts.direct, piece.bytes);
+            add(&request.counts.uncached, piece.bytes);
+        } else {
+            add(&request.counts.compat, piece.bytes);
+        }
+    }
+    Ok(())
 }
 
 /// Calls the driver. While the file is being registered each call waits for a window, and this one has the next turn.

@@ -40,7 +40,7 @@ pub use path::auto::{
     Situation as PathSituation, Tried as PathTrial,
 };
 pub use path::direct::{Base as DirectBase, DirectNeeds, DirectQueues, Means as DirectMeans};
-pub use path::gds::{judge_cufile, judge_gds_run, Session as CuFileSession};
+pub use path::gds::{judge_cufile, judge_gds_run, GdsFile, Session as CuFileSession};
 pub use path::mapped::{
     window_bytes, DevicePinner, Limits as MappedLimits, Mapped as MappedPath, MappedFile,
     Mapping as FileMapping, Phase as MappedPhase, Pin as MemoryPin, Pinner as MemoryPinner,

@@ -47,7 +47,8 @@ class Loader:
     shuffle     "rows": any sample may come anywhere; "blocks": blocks of 6 MB in random order, the samples of 16 mixed, which
                 reads storage in long pieces; "none": as they lie
     device      "cpu", "pinned" (host memory pinned for the first GPU), "cuda" or "cuda:1"
-    path        how bytes reach a GPU, as for `forebay.open`: "auto", "mapped" or "bounce"
+    path        how bytes reach a GPU, as for `forebay.open`: "auto", "mapped" or "bounce"; or "gds": through cuFile, a call for
+                each run of rows
     prefetch    batches that are read ahead; None: 2 to 16 (a GPU: 3), 64 MiB of them, in host memory half of the last-level cache
     drop_last   leave out what is left at the epoch's end when all ranks have had whole batches; otherwise it is divided evenly
                 over the ranks, and a rank's last batch may be shorter, or empty where fewer samples than ranks are left

@@ -46,7 +46,7 @@ Record = dict[str, Any]
 )
 @click.option("--seed", default="0", metavar="N", help="Seed of the order. Default: 0.")
 @click.option("--device", default="cpu", metavar="NAME", help="cpu, pinned, cuda or cuda:1. Default: cpu.")
-@click.option("--path", type=click.Choice(("auto", "mapped", "bounce")), default="auto", help="How bytes reach a GPU.")
+@click.option("--path", type=click.Choice(("auto", "mapped", "bounce", "gds")), default="auto", help="How bytes reach a GPU.")
 @click.option("--epochs", default="1", metavar="N", help="Times that all samples are read. Default: 1.")
 @click.option("--prefetch", metavar="N", help="Batches that are read ahead. Default: 2 to 16, as memory and caches suggest.")
 @click.option("--columns", metavar="LIST", help="Read only these fields of a sample, separated by commas.")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forebay.numbers import percent, ratio, significant, whole
-from forebay.paths import GDS_COMPAT
+from forebay.paths import GDS, GDS_COMPAT, GDS_MIXED
 
 # Supply ÷ need: below the first a run is bound by its supply, above the second by its compute.
 BOUND_BELOW, FREE_ABOVE = 0.95, 1.05
@@ -116,6 +116,9 @@ def gds(train: dict[str, Any]) -> str:
         return f"GPUDirect Storage has no effect on time: {waits}{saved} ({paid})."
     if (train.get("supply") or {}).get("kind") == "simulated supply":
         return f"GPUDirect Storage can't be told here: the supply is simulated, so no path could be faster ({paid})."
+    if ran in (GDS, GDS_MIXED):
+        part = "" if ran == GDS else " in part"
+        return f"These batches came by GPUDirect Storage{part}: compare a run with --path bounce on this machine ({paid})."
     way = ran or "an unknown path"
     return f"GPUDirect Storage wasn't run: the bytes came by {way}; compare the two on this machine ({paid})."
 

@@ -95,7 +95,7 @@ class Request(Asked[data.About | samples.About]):
     def check(self, device: str) -> None:
         """Raises RequestError for what can't be, of a model on that device."""
         about = self.about
-        refuse_path(self.path, device)
+        refuse_path(self.path, device, by_loader=True)
         if not 1 <= self.batch <= about.rows:
             raise RequestError(
                 f"--batch-size {self.batch}", f"the data set has {whole(about.rows)} rows", "--batch-size 512"

@@ -98,6 +98,7 @@ impl Figures {
             counts.moved.staged_bytes += report.staged_bytes;
             counts.moved.mapped_bytes += report.mapped_bytes;
             counts.moved.direct_bytes += report.direct_bytes;
+            counts.moved.compat_bytes += report.compat_bytes;
             counts.moved.uncached_bytes += report.uncached_bytes;
             counts.moved.repeated_bytes += report.repeated_bytes;
         }
@@ -204,7 +205,8 @@ impl Loader {
             Some(_) => cache_of_others(&mut missing),
             None => self.cache_of(meters, &mut missing),
         };
-        let path = self.path_of(&counts.moved);
+        let mut path = self.path_of(&counts.moved);
+        let cufile = self.cufile.as_ref().map(|cufile| cufile.judge(&mut path, &mut missing));
         let started = meters.map_or_else(wall_seconds, |meters| meters.wall);
         drop(inner);
         let paths = match &reported.elsewhere {
@@ -221,6 +223,7 @@ impl Loader {
             cache,
             result,
             feed: Some(feed),
+            cufile,
             missing,
             ..start_record(reported.command, started, "measured", &paths)
         };
@@ -269,6 +272,7 @@ impl Loader {
             reason: Some(format!("batches are handed out in {} memory", memory.name())),
             engine: "loader".into(),
             direct_bytes: moved.direct_bytes,
+            compat_bytes: moved.compat_bytes,
             staged_bytes: moved.staged_bytes,
             mapped_bytes: moved.mapped_bytes,
             destination: memory.gpu().map_or("host".into(), |_| memory.name()),

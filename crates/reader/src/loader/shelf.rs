@@ -1,8 +1,11 @@
 //! Slots of memory for batches: lent for as long as anything refers to a batch, and filled again once what used it on a GPU is
 //! done.
 
+use crate::by_cufile::ByCufile;
 use crate::{devices, Address};
-use forebay_io::{Arena, Cuda, CudaDevice, CudaEvent, CudaStream, DeviceMemory, Mem, PinnedMemory};
+use forebay_io::{
+    Arena, CuFileBuffer, Cuda, CudaDevice, CudaEvent, CudaStream, DeviceMemory, Mem, PinnedMemory,
+};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -43,7 +46,8 @@ enum SlotMemory {
     Host(Arena),
     /// Unpinned before it is unmapped.
     Pinned(PinnedMemory, Arena),
-    Gpu(DeviceMemory),
+    /// Where cuFile knows it, it forgets it first.
+    Gpu(Option<CuFileBuffer>, DeviceMemory),
 }
 
 struct Slot {
@@ -74,6 +78,8 @@ pub(super) struct Shelf {
     slot_bytes: usize,
     limit_bytes: usize,
     state: Mutex<ShelfState>,
+    /// Is told of the GPU's memory. The slots go before it.
+    cufile: Option<Arc<ByCufile>>,
 }
 
 pub(super) enum Taken {
@@ -85,12 +91,17 @@ pub(super) enum Taken {
 }
 
 impl Shelf {
-    pub(super) fn new(memory: Memory, slot_bytes: usize, limit_bytes: usize) -> Result<Arc<Shelf>, Error> {
+    pub(super) fn new(
+        memory: Memory,
+        slot_bytes: usize,
+        limit_bytes: usize,
+        cufile: Option<Arc<ByCufile>>,
+    ) -> Result<Arc<Shelf>, Error> {
         let device = match memory {
             Memory::Host => None,
             Memory::Pinned(gpu) | Memory::Gpu(gpu) => Some(devices::device(gpu)?),
         };
-        Ok(Arc::new(Shelf { memory, device, slot_bytes, limit_bytes, state: Mutex::default() }))
+        Ok(Arc::new(Shelf { memory, device, slot_bytes, limit_bytes, state: Mutex::default(), cufile }))
     }
 
     fn state(&self) -> MutexGuard<'_, ShelfState> {
@@ -109,7 +120,8 @@ impl Shelf {
     /// A slot that may be written to once its `after` have passed, which the GPU itself waits for where it writes.
     pub(super) fn take(self: &Arc<Self>) -> Result<Taken, Error> {
         let mut state = self.state();
-        let waits_itself = matches!(self.memory, Memory::Gpu(_));
+        // cuFile waits for no event of a GPU.
+        let waits_itself = matches!(self.memory, Memory::Gpu(_)) && self.cufile.is_none();
         // The one that came back last is in the caches still.
         let at = state.free.iter().rposition(|slot| waits_itself || slot.is_free());
         if let Some(at) = at {
@@ -164,7 +176,8 @@ impl Shelf {
                 let memory =
                     device.allocate(self.slot_bytes).map_err(|why| self.no_memory(made, &why.to_string()))?;
                 let at = memory.address();
-                (SlotMemory::Gpu(memory), Address::Device { gpu, at })
+                let known = self.cufile.as_ref().and_then(|cufile| cufile.register(&memory));
+                (SlotMemory::Gpu(known, memory), Address::Device { gpu, at })
             }
             (Memory::Pinned(_), Some(device)) => {
                 let (arena, place) = host()?;

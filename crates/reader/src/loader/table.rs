@@ -1,5 +1,7 @@
 //! Files as one table of samples, and the requests that bring some of them.
 
+use crate::by_cufile::ByCufile;
+use crate::devices;
 use crate::file::{Reader, Stamp};
 use crate::place::{Address, Range};
 use crate::request::{changed, Request};
@@ -126,6 +128,14 @@ impl Table {
         let ([file], [column]) = (&self.files[..], &self.columns[..]) else { return Ok(None) };
         let layout = Layout { start: file.begins[0], step: column.step, row_bytes: column.bytes };
         Ok(file.unchanged()?.map(|reader| (reader, layout)))
+    }
+
+    /// Has all files read through cuFile into the memory of this GPU.
+    pub(super) fn read_through_cufile(&self, gpu: u32) -> Result<Arc<ByCufile>, Error> {
+        let cufile = ByCufile::open(&devices::device(gpu)?)?;
+        self.files().try_for_each(|reader| reader.read_through(&cufile))?;
+        cufile.begin();
+        Ok(cufile)
     }
 
     /// Each file once.

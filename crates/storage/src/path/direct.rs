@@ -62,7 +62,7 @@ impl Base {
     }
 
     /// The address as the library wants it: what was registered, and how far behind that; None for memory that isn't a GPU's.
-    pub(crate) fn place(&self, mem: Mem) -> Option<(u64, u64)> {
+    pub fn place(&self, mem: Mem) -> Option<(u64, u64)> {
         let Mem::Device { at, .. } = mem else { return None };
         let ranges = self.0.read().expect("nothing panics while it holds the ranges");
         let before = ranges.range(..=at).next_back();

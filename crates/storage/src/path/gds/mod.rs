@@ -17,8 +17,8 @@ mod worker;
 
 pub(crate) use row::Gds;
 pub use row::{judge_cufile, judge_gds_run};
-pub use session::Session;
-pub(crate) use session::{GdsFile, PAGE};
+pub(crate) use session::PAGE;
+pub use session::{GdsFile, Session};
 pub(crate) use worker::{CuFileWorker, Duty};
 
 use crate::path::direct::Base;

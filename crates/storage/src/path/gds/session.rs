@@ -307,7 +307,13 @@ impl Session {
     /// Counts what cuFile has to round.
     #[inline]
     pub fn count(&self, io: &Io) {
-        if (io.offset | u64::from(io.len)) % PAGE != 0 {
+        self.count_range(io.offset, u64::from(io.len));
+    }
+
+    /// As `count`, for a call of so many bytes.
+    #[inline]
+    pub fn count_range(&self, offset: u64, bytes: u64) {
+        if (offset | bytes) % PAGE != 0 {
             self.unaligned.fetch_add(1, Ordering::Relaxed);
         }
     }
