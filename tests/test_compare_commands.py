@@ -63,6 +63,24 @@ def test_a_training_command_is_compared_by_the_figures_of_its_part(trainings: li
     assert "different samples, or in another order" in page and "no difference above" in page and "samples/s" in page
 
 
+@pytest.mark.promise("TRN-42")
+def test_a_path_that_one_side_lacks_is_refused_before_the_other_runs(
+    trainings: list[list[str]], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = FakeMachine().install(monkeypatch)
+    monkeypatch.setattr("forebay.run.lacks", lambda job: "no such library" if job.get("path") in ("gds", "mapped") else None)
+    monkeypatch.setattr("forebay.run.no_gpu", lambda: None)
+    for asked, words, code, said in [
+        (["--a", "path=auto", "--b", "path=bounce"], ["--", "train", "toy"], 2, "B (path=bounce): forebay train toy: --path"),
+        (["--a", "path=auto", "--b", "path=gds"], ["--", "train", "gnn", "--dir=d"], 2, "try: --path mapped; what gds brings"),
+        (["--a", "path=bounce", "--b", "path=gds"], ["--", "train", "dlrm", "--dir=d"], 3, "--path gds: no such library"),
+        (["--a", "path=bounce", "--b", "path=gds"], ["--", "train", "dlrm", "--dir=d", "--device=cpu"], 2, "A (path=bounce)"),
+        (["--a", "path=bounce", "--b", "path=mapped", "/d"], [], 3, "B (path=mapped): path mapped: no such library"),
+    ]:  # fmt: skip
+        found, _, err = typed(capsys, "compare", *asked, *words)
+        assert found == code and said in err and trainings == [] and machine.jobs == [], (asked, words, err)
+
+
 @pytest.fixture
 def caches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Words of the runs, each of which reads from its key-value cache at the rate of its place, within half a per cent."""

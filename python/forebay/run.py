@@ -109,6 +109,11 @@ def lacks(job: Job) -> str | None:
     return next((row["because"] for row in verdict["both"] if row["id"] in ids), None)
 
 
+def no_gpu() -> str | None:
+    """The reason why no GPU can be used here, in words; None where one can."""
+    return next((row["because"] for row in _verdicts()["gds"]["both"] if row["id"] in ("gpu", "libcuda")), None)
+
+
 @cache
 def _verdicts() -> dict[str, Any]:
     from forebay import _core

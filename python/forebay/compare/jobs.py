@@ -161,6 +161,8 @@ def compare_jobs(
 
 def _rounds(sides: Sequence[Side], gate: Gate, limits: Limits, stages: Stages, done: list[Round]) -> Iterator[Round]:
     began = time.monotonic()
+    for side in sides:
+        side.check()
     _warm_up(sides, gate, stages)
     order = turns("".join(side.name for side in sides), limits.order_seed, limits.pairs_min)
     while not _enough(done, gate.metrics, limits, began):

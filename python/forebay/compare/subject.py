@@ -46,6 +46,13 @@ class Subject:
         words = [w for w in (self.settings, f"by {self.python}" if self.python else "") if w]
         return ", ".join(words) or "(the job as given)"
 
+    def check(self) -> None:
+        """Raises MachineError for a path that this machine hasn't got, before another side's run."""
+        lacking = engine.lacks(self.job) if self.python is None else None
+        if lacking is not None:
+            asked = said(f"‹path› {self.job['path']}", self._word)
+            raise MachineError(f"{self.name} ({self.title}): {asked}", lacking, "forebay doctor")
+
     def run(self, observe: Callable[[dict[str, Any]], None], **changes: Any) -> dict[str, Any]:
         """One RunRecord of the job, with `changes` to its fields. Errors name the side."""
         job = {**self.job, **changes}

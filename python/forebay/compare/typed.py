@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 
+from forebay import run as engine
 from forebay.compare.subject import run_elsewhere
-from forebay.errors import ForebayError, RequestError
+from forebay.errors import ForebayError, MachineError, RequestError
 from forebay.metrics import OF_COMMANDS, Metric, command_with_figures
+from forebay.model_runs import refuse_path
 
 # Flags that compare itself has use of, and verbs below a verb that measure nothing.
 TAKEN = ("-o", "--out", "--json", "-q", "--quiet", "--seeds", "--logs", "--results", "--trace", "--dry-run", "--metrics", "--mpi")
@@ -25,6 +27,7 @@ BRIEF = {
     "emulate kvcache run": {"--requests": "1"},
 }
 LENGTHS = ("--short",)
+CPU = "cpu"
 LONGER = {
     "train": "more samples a run", "infer": "more --seconds", "emulate kvcache": "a longer --duration",
     "emulate kvcache replay": "a longer trace", "emulate kvcache run": "more --requests",
@@ -65,6 +68,33 @@ class Typed:
         said = [w for w in (self.settings, f"by {self.python}" if self.python else "") if w]
         return ", ".join(said) or "(the command as given)"
 
+    def check(self) -> None:
+        """Raises RequestError, MachineError for a path to a GPU that its model doesn't run on, or that this machine hasn't got:
+        a run of the other side may take minutes until this one's would say so."""
+        path = self._given("--path")
+        if self.python is not None or path in (None, "auto"):
+            return
+        try:
+            device = (self._given("--device") or (CPU if engine.no_gpu() else "cuda")) if "--device" in self.flags else CPU
+            refuse_path(str(path), device, by_loader=self.words[0] == "train" and self.words[:2] != ("train", "gnn"))
+            lacking = engine.lacks({"path": path})
+            if lacking is not None:
+                raise MachineError(f"--path {path}", lacking, "forebay doctor, or --path bounce")
+        except ForebayError as error:
+            raise type(error)(f"{self._asked()}: {error.asked}", error.found, error.next) from None
+
+    def _given(self, flag: str) -> str | None:
+        """The last value of a flag among the words."""
+        found = None
+        for word, following in zip(self.words, (*self.words[1:], None), strict=True):
+            name, equals, value = word.partition("=")
+            if name == flag:
+                found = value if equals else following
+        return found
+
+    def _asked(self) -> str:
+        return f"{self.name} ({self.title}): forebay {' '.join(self.words[:2])}"
+
     def run(self, observe: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         return self._run(self.words)
 
@@ -84,8 +114,7 @@ class Typed:
         try:
             return run_elsewhere(self.python or sys.executable, [*words, "--json", *quiet], whole)
         except ForebayError as error:
-            asked = f"{self.name} ({self.title}): forebay {' '.join(self.words[:2])}"
-            raise type(error)(asked, *_said(error)) from error
+            raise type(error)(self._asked(), *_said(error)) from error
 
 
 def _said(error: ForebayError) -> tuple[str, str]:
