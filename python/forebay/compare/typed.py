@@ -72,7 +72,7 @@ class Typed:
         """Raises RequestError, MachineError for a path to a GPU that its model doesn't run on, or that this machine hasn't got:
         a run of the other side may take minutes until this one's would say so."""
         path = self._given("--path")
-        if self.python is not None or path in (None, "auto"):
+        if self.words[0] not in ("train", "infer") or self.python is not None or path in (None, "auto"):
             return
         try:
             device = (self._given("--device") or (CPU if engine.no_gpu() else "cuda")) if "--device" in self.flags else CPU
