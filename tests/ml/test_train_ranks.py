@@ -236,6 +236,22 @@ def test_other_models_have_the_gradients_of_the_whole_batch_on_each_rank(texts: 
 
 
 @pytest.mark.promise("TRN-57")
+def test_the_command_of_torchrun_trains_as_ranks_that_are_forked(texts: Path, ran: tuple[Any, list[Any]], tmp_path: Path) -> None:
+    """Each rank is an interpreter that imports PyTorch and its optimizers anew: five of the seconds that a rank takes."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "forebay")
+    words = ("train", "lora", "--dir", texts, *FAST, "--samples", 2 * BATCH, "--json")
+    own = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*torchrun, *map(str, words)], capture_output=True, text=True, env=own, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    # One document: the first rank's.
+    part = json.loads(done.stdout)["train"]
+    forked = json.loads(ran[1][0][1][1])["train"]
+    assert part["ranks"] == 2 and part["samples"] == 2 * BATCH
+    marks, of_forked = [{mark["samples"]: mark["hash"] for mark in each["batch_hash_at"]} for each in (part, forked)]
+    assert len(marks) == 2 and marks.items() <= of_forked.items() and part["batch_hash"] == of_forked[2 * BATCH]
+
+
+@pytest.mark.promise("TRN-57")
 def test_what_ranks_cannot_do_is_refused_once_with_what_to_type(ran: tuple[Any, list[Any]]) -> None:
     for n, (words, _, code, said) in enumerate(REFUSED, 2):
         first, second = ran[1][0][n], ran[1][1][n]
