@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # Of offsets, sizes and addresses: every device takes that.
 ALIGN = 4096
-PIECE_BYTES = 2 << 20
-DEPTH = 16
+PIECE_BYTES = 1 << 20
+DEPTH = 32
 # Of smaller rows, copies cost less than what the kernel does for each of them.
 ROW_BYTES = 16 << 10
 
