@@ -23,8 +23,8 @@ from child import Answer, cpu_s, serve
 SHARD_BYTES = 256 << 20
 # Reads by O_DIRECT that are under way, and their bytes.
 DIRECT_THREADS, DIRECT_BYTES = 16, 2 << 20
-# Of samples that WebDataset and Streaming mix.
-WINDOW_BYTES = 96 << 20
+# Of samples that WebDataset and Streaming mix. More of short ones than they make in seconds are no more use to them.
+WINDOW_BYTES, WINDOW_SAMPLES_MAX = 96 << 20, 16384
 
 
 class Case:
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def window(self) -> int:
-        return max(self.batch, WINDOW_BYTES // self.row)
+        return max(self.batch, min(WINDOW_SAMPLES_MAX, WINDOW_BYTES // self.row))
 
 
 def descendants() -> list[int]:
@@ -219,7 +219,8 @@ def grain(case: Case, workers: int) -> Iterator[int]:
     if case.shuffled:
         made = made.shuffle(seed=0)
     made = made.map(lambda sample: np.frombuffer(sample, np.uint8)).batch(case.batch).repeat()
-    batches = made.to_iter_dataset(g.ReadOptions(num_threads=4, prefetch_buffer_size=64))
+    # Batches, which its threads bring while another tool has its turn: many of them would be more than half of a run.
+    batches = made.to_iter_dataset(g.ReadOptions(num_threads=4, prefetch_buffer_size=8))
     if workers:
         batches = batches.mp_prefetch(g.MultiprocessingOptions(num_workers=workers))
     for batch in batches:
