@@ -104,7 +104,7 @@ QUESTIONS = (
             Part("feed", only=".*samples, shuffled"),
             Part("feed", only=".*into a GPU", others="torch"),
             Part("train", as_is=()),
-            Part("train_ranks"),
+            Part("train_ranks", only=".* a GPU$"),
             Part("train_models", as_is=("model",)),
             Part("gnn", as_is=("features",)),
             Part("infer", as_is=()),
@@ -117,7 +117,7 @@ QUESTIONS = (
         (
             Part("remote_read", only="128k$|4k, depth 1$", others="tcp|iperf|SPDK", ours="forebay(?!, (spin|asleep))"),
             Part("remote_read", only="64k, queues|1024k, both", others="1 queue|no digests"),
-            Part("remote_local", only="paced drive, (64|1024)k|disk, 128k"),
+            Part("remote_local", only="paced drive, 1024k|disk, 128k"),
             Part("remote_many", as_is=()),
         ),
     ),
@@ -125,7 +125,7 @@ QUESTIONS = (
         "The gateway",
         "What does an emulated drive cost, beside the target used directly, the drive used locally, and memcpy?",
         (
-            Part("gateway_local", only=".*(copy|depth 1)$", others="memcpy|eventfd"),
+            Part("gateway_local", only="1m.*copy$|.*depth 1$", others="memcpy|eventfd"),
             Part("gateway_remote", only="4k, depth 1$|(direct|paced drive), 64k"),
             Part("gateway_queues", others="1 queue"),
             Part("gateway_guest", as_is=()),
