@@ -260,8 +260,9 @@ def pays(part: Record) -> str:
     load = f"a load of {bytes_(of['feature_bytes'])} takes {seconds(ways[BULK]['load_s'])}"
     if from_ is None:
         return f"Leave the features in their file (--way gather): {each}, and {load}, which never pays."
-    number = whole(max(1, math.ceil(from_)))
-    return f"Load in bulk (--way bulk) from {number} epochs on ({significant(from_)}), gather below: {each}, and {load}."
+    number = math.ceil(from_)
+    on = f"from {whole(number)} epochs on ({significant(from_)}), gather below" if number > 1 else "from the first epoch on"
+    return f"Load in bulk (--way bulk) {on}: {each}, and {load}."
 
 
 def _load(part: Record) -> str:
