@@ -211,12 +211,16 @@ def test_without_cufile_the_path_is_refused_when_the_loader_is_made(scenario: Sc
     scenario(
         LOADER
         + """
-try:
-    feed.Loader(data, 1000, device="cuda", path="gds")
-except MachineError as error:
-    assert 'path="gds"' in str(error) and 'path="bounce"' in str(error) and "no libcufile" in str(error), error
-else:
-    sys.exit("it was made")
+import contextlib
+from forebay.feed.verb import in_flags
+for words, said in ((contextlib.nullcontext, ('path="gds"', 'path="bounce"')), (in_flags, ("--path gds", "--path bounce"))):
+    try:
+        with words():
+            feed.Loader(data, 1000, device="cuda", path="gds")
+    except MachineError as error:
+        assert all(text in str(error) for text in (*said, "no libcufile")), error
+    else:
+        sys.exit("it was made")
 """,
         FOREBAY_LIBCUFILE="/nowhere/libcufile.so",
     )

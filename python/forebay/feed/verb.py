@@ -28,7 +28,7 @@ Examples:
 BATCH_BYTES = 8 << 20
 PROGRESS_EVERY_S = 0.25
 # An argument of a Loader with its value, as errors name it.
-ARGUMENT = re.compile(r"\b(batch_size|prefetch|rank|world|pin_limit|seed|shuffle|device)=['\"]?([\w:.]+)['\"]?")
+ARGUMENT = re.compile(r"\b(batch_size|prefetch|rank|world|pin_limit|seed|shuffle|device|path)=['\"]?([\w:.]+)['\"]?")
 
 Record = dict[str, Any]
 
