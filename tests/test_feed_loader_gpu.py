@@ -204,6 +204,34 @@ assert not any(n for name, n in left.items() if name != "modules"), left
     )
 
 
+@pytest.mark.promise("FEED-17", "FEED-9")
+def test_a_read_that_cufile_fails_names_the_file_and_the_next_call_reads_the_batch_again(scenario: Scenario, stub: Path) -> None:
+    if ON_REAL_GPU:
+        pytest.skip("its cuFile fails when it likes")
+    scenario(
+        LOADER
+        + """
+loader, failed = feed.Loader(data, 512, device="cuda", shuffle="none", path="gds", prefetch=2), 0
+host = feed.Loader(data, 512, shuffle="none")
+for batch in host: del batch
+while True:
+    try:
+        batch = loader.take()
+    except RunError as error:
+        assert path in str(error) and "cuFileRead" in str(error), error
+        failed += 1
+        continue
+    if batch is None: break
+    assert (on_host(batch) == rows[loader.samples_at(batch.position, batch.rows, batch.epoch)]).all()
+    del batch
+assert failed == 1 and loader.hash == host.hash, failed
+""",
+        FOREBAY_LIBCUFILE=str(stub.with_name("libcufile.so.0")),
+        # The first read looks how it goes.
+        FOREBAY_STUB_CUFILE="mode=p2p,fail=cuFileRead:5:5",
+    )
+
+
 @pytest.mark.promise("FEED-17")
 def test_without_cufile_the_path_is_refused_when_the_loader_is_made(scenario: Scenario) -> None:
     if ON_REAL_GPU:
