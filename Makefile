@@ -171,7 +171,7 @@ bench: | $(MADE)/ready ## Side by side with peers, each command of bench/ in tur
 	mkdir -p $(BENCH_DIR) target/bench-results
 	for command in direct_read cached_read overlap loop stripe histogram_merge remote_read remote_local \
 		remote_many remote_zero_copy gateway_local gateway_remote gateway_queues gateway_guest emulate_dlio emulate_many checkpoint \
-		plan plan_simulate decide drives rows_host kv_simulate iolog; do \
+		plan plan_simulate decide drives rows_host open_uri kv_simulate iolog; do \
 		case $$command in gateway_queues) own='--delay-in drive' ;; *) own= ;; esac; \
 		$(BIN)/python bench/$$command.py --dir $(BENCH_DIR) --rounds $(ROUNDS) $$own \
 			--json target/bench-results/$$command.json $(ARGS); \

@@ -119,6 +119,7 @@ QUESTIONS = (
             Part("remote_read", only="64k, queues|1024k, both", others="1 queue|no digests"),
             Part("remote_local", only="paced drive, 1024k|disk, 128k"),
             Part("remote_many", as_is=()),
+            Part("open_uri"),
         ),
     ),
     Question(
