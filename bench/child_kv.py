@@ -44,6 +44,13 @@ WRITE_BYTES, WRITE_DEPTH = 1 << 20, 32
 HUGE_BYTES = 2 << 20
 
 
+def mapped(size: int) -> mmap.mmap:
+    """Memory on pages, huge ones where there are, as pinned memory is."""
+    made = mmap.mmap(-1, size)
+    made.madvise(mmap.MADV_HUGEPAGE)
+    return made
+
+
 class Paged:
     """The memory, and what every contender is asked for."""
 
@@ -52,8 +59,7 @@ class Paged:
         self.data_at = os.path.getsize(name) - blocks * LAYERS * each * PAGE
         self.device = device
         if device == "cpu":
-            # On pages of the host, as pinned memory is.
-            self.tensor: Any = np.frombuffer(mmap.mmap(-1, LAYERS * pages * PAGE), np.uint8).reshape(LAYERS, pages, PAGE)
+            self.tensor: Any = np.frombuffer(mapped(LAYERS * pages * PAGE), np.uint8).reshape(LAYERS, pages, PAGE)
             self.rows = self.tensor.reshape(LAYERS * pages, PAGE)
         else:
             import torch
@@ -261,7 +267,7 @@ class Direct:
     def __init__(self, paged: Paged) -> None:
         self.paged, self.pool = paged, ThreadPoolExecutor(THREADS)
         self.writers = ThreadPoolExecutor(WRITE_DEPTH)
-        self.held = mmap.mmap(-1, paged.pages // paged.each * paged.block_bytes())
+        self.held = mapped(paged.pages // paged.each * paged.block_bytes())
         self.is_filled = False
 
     def open(self) -> None:
