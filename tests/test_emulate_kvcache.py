@@ -157,6 +157,7 @@ def test_a_damaged_block_is_named_with_its_key_and_offset(capsys: Any, tmp_path:
         (("--dir", "model:d7-ps1010", "--option", "one"), "--option"),
         (("--dir", "model:d7-ps1010", "--users", "0"), "--users"),
         (("--dir", "model:d7-ps1010", "--capacity", "0"), "--capacity"),
+        (("--dir", "model:d7-ps1010", "--capacity", "2g"), "an entry of up to 24836 tokens takes"),
         (("--dir", "model:d7-ps1010", "--option", "2", *SMALL), "a smaller --host-tier"),
         (("--dir", "model:d7-ps1010", "--users", "99999999"), "5 million"),
         (("--dir", "model:d7-ps1010", "--duration", "0"), "--duration"),

@@ -31,12 +31,15 @@ use script::Script;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
+use users::User;
 
 /// Threads of the reference that serve requests, at most; each has one request at a time.
 const SERVED_AT_ONCE_MAX: u32 = 500;
 /// Requests of one process: their queue has to fit into memory.
 const REQUESTS_MAX: f64 = 5e6;
 const RANKS_MAX: u32 = 1 << 16;
+/// Ranks whose users' entries a capacity must hold.
+const RANKS_LOOKED_AT: u32 = 16;
 const IO_BYTES_MAX: u64 = 64 << 20;
 /// The reference waits so long for each of its threads once the time is over, and then counts what it has.
 const JOIN_NS: u64 = 2_000_000_000;
@@ -179,7 +182,25 @@ impl KvSpec {
         self.token_bytes()?;
         check_bounds(Self::FIELDS, self, named)?;
         let wrong = self.load_bounds().into_iter().chain(self.io_bounds()).find(|row| row.0);
-        wrong.map_or(Ok(()), |(_, asked, found, next)| Err(Error::request(asked, found, next)))
+        wrong.map_or(Ok(()), |(_, asked, found, next)| Err(Error::request(asked, found, next)))?;
+        self.check_capacity()
+    }
+
+    /// Room for the largest entry, or requests of its user would all go without.
+    fn check_capacity(&self) -> Result<(), Error> {
+        let Some(room) = self.capacity_bytes.filter(|_| self.replay.is_none()) else { return Ok(()) };
+        let ranks = 0..self.ranks.min(RANKS_LOOKED_AT);
+        let users = ranks.flat_map(|rank| User::all(self.seed_of(rank), self.users));
+        let tokens = users.map(|user| user.context_max()).max().unwrap_or(0);
+        let entry = u64::from(tokens).saturating_mul(self.token_bytes()?);
+        if room >= entry {
+            return Ok(());
+        }
+        Err(Error::request(
+            format!("--capacity {room}"),
+            format!("an entry of up to {tokens} tokens takes {entry} bytes"),
+            format!("--capacity {}m", (10 * entry).div_ceil(1 << 20)),
+        ))
     }
 
     fn load_bounds(&self) -> Vec<Bound> {

@@ -196,6 +196,11 @@ impl User {
         between(&mut random, (self.context_max / 4).max(1), self.context_max)
     }
 
+    /// Tokens of its largest entry.
+    pub fn context_max(&self) -> u32 {
+        self.context_max
+    }
+
     pub fn number(&self) -> u32 {
         self.number
     }
