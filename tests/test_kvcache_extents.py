@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 from fake_machine import typed
 from forebay import _core
@@ -30,7 +31,8 @@ def run(capsys: Any, where: Any, *flags: str) -> dict[str, Any]:
 def logged(raw: bytes) -> list[dict[str, int]]:
     """Records by their number in time."""
     found = []
-    for at in range(0, 64 * 4096, 4096):
+    # The first is the claim.
+    for at in range(4096, 64 * 4096, 4096):
         record = raw[at : at + 4096]
         if record[:8] != b"FBEXTENT":
             assert not any(record[:8])
@@ -89,7 +91,7 @@ def test_a_source_that_is_full_evicts_and_goes_on_and_a_trace_is_replayed_on_one
     file = tmp_path / "f"
     file.write_bytes(bytes(3 * MIB))
     # Five requests begin in half a second, of which a busy machine may begin one.
-    more = (*TINY, "--users", "6", "--duration", "2", "--capacity", "256k", "--overwrite", str(file))
+    more = (*TINY, "--users", "6", "--duration", "2", "--capacity", "1700k", "--overwrite", str(file))
     part = run(capsys, file, *more, "--verify")["kvcache"]
     assert part["entries"]["evicted"] + part["entries"]["given_up"] > 0 and part["entries"]["lost"] == 0
     trace = mooncake(tmp_path / "t", *((at / 20, ids) for at, ids in drawn(9, 16)))
@@ -98,6 +100,50 @@ def test_a_source_that_is_full_evicts_and_goes_on_and_a_trace_is_replayed_on_one
     # No more than the log has records for, however late this machine removes what is evicted.
     assert found["write_bytes"] <= 64 * 512 * 32 and found["blocks"]["evicted"] > 5
     assert found["error"] is None and found["folder"]["lost"] == 0 and found["folder"]["read_bytes"] == found["read_bytes"] > 0
+
+
+def claim(file: Path) -> tuple[bytes, int, int]:
+    """The run that claims a source, its count, and its process; zeros while it is being written."""
+    record = file.read_bytes()[:4096]
+    magic, version, crc, own, beat, process = struct.unpack_from("<8sII16sQQ", record)
+    is_whole = (magic, version, crc) == (b"FBCLAIM\0", 1, _core.crc32c(record[16:], 0))
+    return (own, beat, process) if is_whole else (b"", 0, 0)
+
+
+@pytest.mark.promise("KVC-49")
+def test_a_namespace_that_another_run_has_is_refused_until_that_is_dead(capsys: Any, tmp_path: Path) -> None:
+    """A file has a lock, a device too; a namespace over a fabric has its claim alone."""
+    file = tmp_path / "f"
+    file.write_bytes(bytes(64 * MIB))
+    with Target(file, "--nqn", NQN, "--writable") as target:
+        uri = target.uri()
+        mine = (*FEW, "--overwrite-device", uri)
+        run(capsys, uri, *mine)
+        assert claim(file)[1:] == (0, os.getpid())
+        command = [*processes.FOREBAY, "emulate", "kvcache", *mine, "--duration", "600", "--dir", uri]
+
+        def has_it(process: Any) -> None:
+            processes.wait_until(lambda: claim(file)[1] > 0 and claim(file)[2] == process.pid, "its claim", process)
+
+        with processes.running(command, cwd=tmp_path) as other:
+            has_it(other)
+            code, out, err = typed(capsys, "emulate", "kvcache", "--dir", uri, *mine)
+            assert code == 3 and out == "" and f"another run has it: process {other.pid} on " in err, err
+            other.kill()
+            processes.finish(other)
+        assert claim(file)[1] > 0
+        run(capsys, uri, *mine)
+        # A run ends that finds another in its place, as after it was held still: both would write there.
+        with processes.running(command, cwd=tmp_path) as other:
+            has_it(other)
+            record = bytearray(file.read_bytes()[:4096])
+            record[16:32] = b"f" * 16
+            record[12:16] = struct.pack("<I", _core.crc32c(bytes(record[16:]), 0))
+            with open(file, "r+b") as raw:
+                raw.write(record)
+            done = processes.finish(other)
+            assert "took it over" in done.stdout + done.stderr, done
+        assert claim(file)[0] == b"f" * 16
 
 
 @pytest.mark.promise("KVC-49")

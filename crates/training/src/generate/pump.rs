@@ -157,6 +157,14 @@ impl Pump {
         self.drain(shared)
     }
 
+    /// Reads bytes that fit a slot; their length and place are multiples of any block.
+    pub(crate) fn get_at(&mut self, offset: u64, bytes: usize, shared: &Shared) -> Result<Vec<u8>, Halt> {
+        let tag = self.begin(Op::Read, offset, bytes as u32).expect("nothing is under way");
+        self.push(tag);
+        self.drain(shared)?;
+        Ok(self.arena().slot_bytes_mut(tag as usize)[..bytes].to_vec())
+    }
+
     /// Makes what was written durable.
     pub(crate) fn flush(&mut self, shared: &Shared) -> Result<(), Halt> {
         let tag = self.begin(Op::Flush, 0, 0).expect("nothing is under way");

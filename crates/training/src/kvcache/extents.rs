@@ -2,8 +2,9 @@
 //! extents, and a log of them at the source's beginning, so that what lies where can be read from the source alone. The
 //! layout is written down in docs/kvcache.md.
 
+use super::claim::{Claim, Pulse, CLAIM_BYTES, WATCHED};
 use crate::generate::pump::{Halt, Pump, Shared};
-use forebay_io::{new_id, ring_refused, Reactor, RingOptions};
+use forebay_io::{monotonic_now, new_id, ring_refused, wall_seconds, Reactor, RingOptions};
 use forebay_model::content;
 use forebay_model::job::JobSpec;
 use forebay_model::kvcache::service::Key;
@@ -11,6 +12,7 @@ use forebay_model::kvcache::KvSpec;
 use forebay_model::Error;
 use forebay_storage::{examine, Opened, Paths, Purpose, QueueNeeds, Target, Uri};
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 /// Bytes of a record, and the unit of extents. No source has larger blocks.
 const UNIT: u64 = 4096;
@@ -21,6 +23,8 @@ const RECORDS: std::ops::RangeInclusive<u64> = 64..=65_536;
 const BYTES_A_RECORD: u64 = 1 << 20;
 /// Extents begin at a multiple of it.
 const BEGIN_ALIGN: u64 = 1 << 20;
+/// Interval at which another run's claim is looked at.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// An entry's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +46,7 @@ pub(super) struct Extents {
     records: u64,
     sequence: u64,
     run: String,
+    pulse: Option<Pulse>,
 }
 
 /// The source isn't a folder that is there or can be made.
@@ -78,10 +83,12 @@ impl Extents {
             pump: None,
             free: Free::new(begin, bytes / UNIT * UNIT),
             held: HashMap::new(),
-            spare: (0..records).rev().collect(),
+            // The first is the claim.
+            spare: (1..records).rev().collect(),
             records,
             sequence: 0,
             run: new_id(),
+            pulse: None,
         })
     }
 
@@ -103,7 +110,55 @@ impl Extents {
         let queue = target.queue(needs, &mut pump.reactor)?;
         pump.take_on(queue);
         self.pump = Some(pump);
+        self.claim()?;
         Ok(target)
+    }
+
+    /// Refuses a source that another run has, and says that this one has it.
+    fn claim(&mut self) -> Result<(), Error> {
+        let begun = monotonic_now();
+        let found = self.claimed()?.filter(|claim| claim.beat > 0 && !claim.is_dead());
+        while let Some(before) = &found {
+            match self.claimed()? {
+                Some(now) if now.beat > 0 && now != *before => {
+                    return Err(now.refusal(&self.spec.dir, wall_seconds()));
+                }
+                // It was killed, where its count stands still.
+                Some(now) if now == *before && monotonic_now() < begun + WATCHED => std::thread::sleep(LOOK),
+                _ => break,
+            }
+        }
+        let claim = Claim::new(&self.run, wall_seconds());
+        self.put(0, &claim.to_bytes())?;
+        self.pulse = Some(Pulse::new(claim, monotonic_now()));
+        Ok(())
+    }
+
+    fn claimed(&mut self) -> Result<Option<Claim>, Error> {
+        let Some(pump) = self.pump.as_mut() else { return Ok(None) };
+        let read = pump.get_at(0, CLAIM_BYTES, &Shared::default());
+        let record = read.map_err(|halt| failed(&self.spec.dir, 0, halt))?;
+        Ok(Claim::parse(&record))
+    }
+
+    fn put(&mut self, at: u64, record: &[u8]) -> Result<(), Error> {
+        let Some(pump) = self.pump.as_mut() else { return Ok(()) };
+        pump.put_at(at, record, &Shared::default()).map_err(|halt| failed(&self.spec.dir, at, halt))
+    }
+
+    /// Counts the claim up, where that is due. Err: another run has taken the source over.
+    pub(super) fn renew(&mut self, now: Instant) -> Result<(), Error> {
+        if !self.pulse.as_mut().is_some_and(|pulse| pulse.is_due(now)) {
+            return Ok(());
+        }
+        if let Some(other) = self.claimed()?.filter(|claim| claim.run != self.run) {
+            self.pulse = None;
+            return Err(other.taken_over(&self.spec.dir));
+        }
+        let Some(pulse) = &mut self.pulse else { return Ok(()) };
+        pulse.claim.beat += 1;
+        let record = pulse.claim.to_bytes();
+        self.put(0, &record)
     }
 
     /// A place for an entry; none where there is no run of free bytes as long, or no record.
@@ -133,9 +188,7 @@ impl Extents {
 
     /// Writes the record of an entry that is there whole, durably.
     pub(super) fn log(&mut self, rank: u32, key: Key, bytes: u64, name: &str) -> Result<(), Error> {
-        let (Some(extent), Some(pump)) = (self.held.get(&(rank, key)), self.pump.as_mut()) else {
-            return Ok(());
-        };
+        let Some(extent) = self.held.get(&(rank, key)).copied() else { return Ok(()) };
         self.sequence += 1;
         let words = [self.sequence, extent.at, bytes, content::file_id(name), self.spec.seed];
         let small = [rank, key.user, key.conversation, key.turn, self.records as u32];
@@ -147,12 +200,18 @@ impl Extents {
         record.extend(VERSION.to_le_bytes());
         record.extend(crc32c::crc32c(&body).to_le_bytes());
         record.extend(body);
-        let at = extent.number * UNIT;
-        pump.put_at(at, &record, &Shared::default()).map_err(|halt| failed(&self.spec.dir, at, halt))
+        self.put(extent.number * UNIT, &record)
     }
 
     /// Lets go of the source. What was written stays on it.
     pub(super) fn close(&mut self) {
+        if let Some(Pulse { mut claim, .. }) = self.pulse.take() {
+            // Another run needn't watch it. Where this fails, it does.
+            if matches!(self.claimed(), Ok(Some(found)) if found.run == self.run) {
+                claim.beat = 0;
+                let _ = self.put(0, &claim.to_bytes());
+            }
+        }
         if let Some(mut pump) = self.pump.take() {
             pump.let_go();
         }

@@ -15,6 +15,7 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A run's own folder begins with it.
 const PREFIX: &str = "forebay-kv-";
@@ -188,6 +189,11 @@ impl Folder {
             }
             None => Ok(()),
         }
+    }
+
+    /// Says of a source without files that this run still has it. Err: another has taken it over.
+    pub(super) fn renew(&mut self, now: Instant) -> Result<(), Error> {
+        self.extents.as_mut().map_or(Ok(()), |extents| extents.renew(now))
     }
 
     /// Which file of ours an entry is; None where it wasn't written.

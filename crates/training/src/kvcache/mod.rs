@@ -4,6 +4,7 @@
 //! files, or extents of a source without any (`extents`), that a few threads move whole, many I/Os of each in flight (`worker`), in a folder (`folder`), for as long as
 //! the run lasts (`run`).
 
+mod claim;
 mod extents;
 mod folder;
 mod results;

@@ -215,6 +215,7 @@ impl Run {
             }
             if monotonic_now() >= next_ask {
                 next_ask = monotonic_now() + POLL;
+                self.renew(folder);
                 let point = self.point(monotonic_now());
                 let message =
                     format!("{} of {total} entries written", total - waiting.len() - under_way.len());
@@ -227,6 +228,12 @@ impl Run {
             }
         }
         self.forget_stock();
+    }
+
+    fn renew(&mut self, folder: &mut Folder) {
+        if let Err(error) = folder.renew(monotonic_now()) {
+            self.failed.get_or_insert(error);
+        }
     }
 
     /// What was moved so far isn't the run's.
@@ -267,6 +274,7 @@ impl Run {
             }
             if now >= next_ask {
                 next_ask = now + POLL;
+                self.renew(folder);
                 if observer.stop() {
                     self.was_stopped = true;
                     break;
