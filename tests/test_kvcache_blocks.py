@@ -12,7 +12,7 @@ from fake_machine import typed
 from forebay import kv, model_runs
 from forebay.bench.interrupt import Interrupt
 from forebay.emulate.kvcache import blocks
-from forebay.errors import CheckFailed, MachineError, RequestError
+from forebay.errors import CheckFailed, MachineError, RequestError, RunError
 
 # 16 tokens of a layer take 4 KiB, of all four 16 KiB.
 TINY = "layers=4,kv_heads=1,head_dim=64,dtype=bf16"
@@ -105,6 +105,9 @@ def test_what_cannot_be_is_refused_with_what_would(tmp_path: Path, capsys: Any, 
     ):
         with pytest.raises(RequestError, match=said):
             blocks.Asked(options(tmp_path, **more))
+    with pytest.raises(RunError, match=r"--size \d+ in .*(No space left on device|File too large)"):
+        blocks.measure(blocks.Asked(options(tmp_path, size="4000t", blocks="4m")), Interrupt())
+    assert not list(tmp_path.iterdir())
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(MachineError, match="PyTorch isn't installed"):
         blocks.measure(blocks.Asked(options(tmp_path, gpu="0")), Interrupt())

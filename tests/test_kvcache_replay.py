@@ -203,6 +203,14 @@ def test_users_are_those_who_go_on_with_what_they_asked(tmp_path: Path) -> None:
     assert replay.Asked(options(p95="1", user_interval="20")).user_interval_s == 20
 
 
+@pytest.mark.promise("KVC-43")
+def test_a_tier_that_takes_no_block_is_refused_with_what_one_takes(tmp_path: Path) -> None:
+    trace = mooncake(tmp_path / "t", (0.0, [1, 2]), (100.0, [1, 3]))
+    for tier in ("gpu", "host", "storage"):
+        with pytest.raises(RequestError, match=f"--{tier}-tier 1024: the smallest block of the trace has {BLOCK} bytes"):
+            replay.replayed(trace, replay.Asked(options(**{f"{tier}_tier": "1k"})))
+
+
 @pytest.mark.long
 @pytest.mark.promise("KVC-47")
 def test_a_replay_that_is_stopped_says_what_it_had_and_leaves_nothing(tmp_path: Path) -> None:

@@ -177,13 +177,21 @@ def kept(asked: Asked, sums: Sums) -> Iterator[kv.Store]:
     """A store of its own in the folder, gone afterwards. Another run there is refused: each would measure the other."""
     sums.left = others(asked.folder)
     name = asked.folder / f"forebay-kv-{uuid.uuid4().hex[:16]}.kv"
-    shape = {"layers": asked.layers, "page_bytes": asked.page_bytes, "block_pages": asked.block_pages, "blocks": asked.blocks}
     try:
-        with kv.create(name, **shape, sums=asked.verify, path=asked.path) as store:
+        with made_store(asked, name) as store:
             yield store
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def made_store(asked: Asked, name: Path) -> kv.Store:
+    shape = {"layers": asked.layers, "page_bytes": asked.page_bytes, "block_pages": asked.block_pages, "blocks": asked.blocks}
+    try:
+        return kv.create(name, **shape, sums=asked.verify, path=asked.path)
+    except RunError as error:
+        size = asked.blocks * asked.block_bytes
+        raise RunError(f"--size {size} in {asked.folder}", error.found, f"df -h {asked.folder}; a smaller --size") from None
 
 
 def others(folder: Path) -> list[str]:

@@ -26,6 +26,8 @@ class Tiers:
         self.held: tuple[OrderedDict[Hashable, int], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
         self.used = [0, 0, 0]
         self.evicted = 0
+        # Bytes of the smallest block that there was.
+        self.least: int | None = None
         # Bytes that went to storage.
         self.stored = 0
         # What storage does, in order: 4 × a number plus 0 (read), 1 (write) or 2 (remove); each write has a number of its own.
@@ -38,6 +40,8 @@ class Tiers:
 
     def use(self, key: Hashable, size: int) -> None:
         """The block is in the fastest tier from now on that takes one of its size."""
+        if self.least is None or size < self.least:
+            self.least = size
         for tier in (GPU, HOST):
             if key in self.held[tier]:
                 self._take(tier, key)

@@ -234,7 +234,12 @@ def share_written(moves: prefix.Moves, asked: Asked, speed: float) -> float | No
 def replayed(path: str, asked: Asked, interrupt: Interrupt | None = None, quiet: bool = True) -> dict[str, Any]:
     """The document. What broke while it ran stands in `error`, beside all that was measured until then."""
     kind, requests = traces.read(path)
-    moves = prefix.follow(requests, prefix.Tiers(asked.sizes), asked.token_bytes)
+    tiers = prefix.Tiers(asked.sizes)
+    moves = prefix.follow(requests, tiers, asked.token_bytes)
+    for name, size in zip(prefix.NAMES, asked.sizes, strict=True):
+        if tiers.least is not None and 0 < size < tiers.least:
+            reported = f"the smallest block of the trace has {tiers.least} bytes"
+            raise RequestError(f"--{name}-tier {size}", reported, f"--{name}-tier {1000 * tiers.least}; 0 for none")
     if not moves.at_s:
         raise RequestError(f"trace {path}", "has no requests", "a trace with some")
     script = Script(moves, asked.prefill)
