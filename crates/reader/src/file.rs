@@ -445,6 +445,11 @@ impl Reader {
         }
     }
 
+    /// Returns whether whoever asked for it reads ahead.
+    pub(super) fn is_read_ahead(&self) -> bool {
+        self.ahead
+    }
+
     /// Returns the number of workers for rows that processors bring one by one.
     pub(super) fn hands(&self) -> usize {
         processors::all_threads()

@@ -45,6 +45,12 @@ pub(super) fn to_host() -> usize {
     (all_threads() / 2).clamp(1, TO_HOST_MAX)
 }
 
+/// As `to_host`, of what is read ahead: nobody waits while a second thread is woken, and whoever uses it leaves the processors to
+/// them where it waits.
+pub(super) fn to_host_ahead() -> usize {
+    all_threads().clamp(1, TO_HOST_MAX)
+}
+
 /// Threads whose copies bring what is read once faster than the GPU would read it by itself, if there are enough.
 pub(super) fn for_full_rate(processors: usize) -> Option<usize> {
     (processors >= FULL_RATE_PROCESSORS_MIN).then_some(FULL_RATE_WORKERS)

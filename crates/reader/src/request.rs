@@ -237,7 +237,11 @@ impl Request {
     fn set_table(&mut self, reader: &Reader, table: Table) {
         if matches!(table.fetch, Fetch::Processors(_)) {
             let is_cached = table.to.gpu().is_none() && reader.whole().is_some();
-            self.workers_max = if is_cached { processors::to_host() } else { ALL_MAX };
+            self.workers_max = match (is_cached, reader.is_read_ahead()) {
+                (false, _) => ALL_MAX,
+                (true, false) => processors::to_host(),
+                (true, true) => processors::to_host_ahead(),
+            };
         }
         self.table = Some(table);
     }

@@ -230,7 +230,7 @@ enum Next {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::processors::to_host;
+    use crate::processors::{to_host, to_host_ahead};
     use crate::{Address, Layout, Opening, Range, ReadPath, Reader};
     use std::io::Write;
     use std::os::unix::fs::FileExt;
@@ -239,18 +239,21 @@ mod tests {
     fn cached_rows_are_copied_to_host_memory_by_the_first_workers_alone() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&[7; 1 << 16]).unwrap();
-        let reader = Arc::new(
-            Reader::open(file.path(), Opening { way: ReadPath::Host, ..Default::default() }).unwrap(),
-        );
+        let opened = |ahead| {
+            let opening = Opening { way: ReadPath::Host, ahead, ..Default::default() };
+            Arc::new(Reader::open(file.path(), opening).unwrap())
+        };
+        let reader = opened(false);
         let mut to = vec![0u8; 1 << 16];
         let place = Address::Host(to.as_mut_ptr() as u64);
         let range = Range { file: 0, offset: 0, bytes: 4096, to: place };
         let plain = Request::of_file(&reader, &[range], Vec::new(), 1).unwrap();
         let layout = Layout { start: 0, step: 64, row_bytes: 64 };
-        let rows = || {
+        let rows_of = |reader: &Arc<Reader>| {
             let numbers: Vec<u64> = (0..1024).collect();
-            Request::of_rows(&reader, numbers, layout, place, Vec::new(), 1).unwrap()
+            Request::of_rows(reader, numbers, layout, place, Vec::new(), 1).unwrap()
         };
+        let rows = || rows_of(&reader);
         assert_eq!(plain.workers_max(), WORKERS_MAX);
         if rows().table().is_none() {
             eprintln!("skipped: the system doesn't tell what is cached");
@@ -259,6 +262,10 @@ mod tests {
         // Whether all of the file is cached is known once somebody has looked.
         assert_eq!(rows().workers_max(), ALL_MAX);
         assert!(reader.resident(0, 64).is_some());
+        let ahead = opened(true);
+        assert_eq!(rows_of(&ahead).workers_max(), ALL_MAX);
+        assert!(ahead.resident(0, 64).is_some());
+        assert_eq!(rows_of(&ahead).workers_max(), to_host_ahead(), "nobody waits for a thread to be woken");
         let (rows, most) = (rows(), to_host());
         let pool = ThreadPool::default();
         pool.todo().requests.extend([(rows.clone(), 0..1), (plain.clone(), 0..1)]);
