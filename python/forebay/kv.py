@@ -171,6 +171,7 @@ def create(
                 raise RequestError(asked, "the device isn't empty", f"blkdiscard -z {name}, if nobody needs it")
         else:
             os.ftruncate(made, shape.file_bytes)
+            _refuse_beyond_room(made, shape.file_bytes)
             if not _in_memory(made):
                 _reserve(made, shape.file_bytes)
             else:
@@ -201,6 +202,13 @@ def _in_memory(file: int) -> bool:
     statfs = ctypes.CDLL(None, use_errno=True).fstatfs
     found = (ctypes.c_long * 32)()
     return statfs(file, found) == 0 and found[0] == TMPFS
+
+
+def _refuse_beyond_room(file: int, size: int) -> None:
+    """Before any is set aside: a file system may fill up first, and only then find that there isn't enough."""
+    room = os.fstatvfs(file)
+    if size > room.f_frsize * (room.f_bavail if os.geteuid() else room.f_bfree):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _reserve(file: int, size: int) -> None:
