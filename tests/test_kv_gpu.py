@@ -12,13 +12,15 @@ import os
 import tempfile
 
 import numpy as np
-from forebay import kv
+from forebay import kv, staging
 
 # Where the file lies in memory the GPU writes to it by itself.
 in_memory = way == "auto" and os.access("/dev/shm", os.W_OK)
 home = tempfile.TemporaryDirectory(dir="/dev/shm" if in_memory else None)
 
 layers, pages, page, blocks, each = 4, 96, 16384, 24, 2
+# A store takes several stages.
+kv.STAGE_BYTES = 5 * layers * page * each
 draw = np.random.default_rng(3)
 held = draw.integers(0, 256, (layers, pages, page), np.uint8)
 
@@ -35,6 +37,7 @@ with kv.create(home.name + "/kv", layers=layers, page_bytes=page, block_pages=ea
     for some in (range(3), range(3, blocks), range(1, blocks, 2)):
         store.store(some, there[list(some)], kv.Pages(source, layers, pages), sync=len(some) > 3)
     assert [lent is not None for lent in store._lent.values()] == [True] * in_memory
+    assert in_memory or len(staging._free[0]) == staging.KEPT
     for turn in range(3):
         for count in (1, 7, blocks):
             some = draw.permutation(blocks)[:count]

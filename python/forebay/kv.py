@@ -22,11 +22,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from forebay import _core, reader
+from forebay import _core, reader, staging
 from forebay.buffers import Memory, memory_of, streams_before
 from forebay.direct_writes import ALIGN, DirectWriter, NotWritten
 from forebay.errors import CheckFailed, ForebayError, MachineError, RequestError, RunError
@@ -400,7 +400,6 @@ class Store:
         self._stored_bytes = 0
         self._writers: ThreadPoolExecutor | None = None
         self._past: DirectWriter | None = None
-        self._stage: list[Any] = []
         self._closed = False
 
     def _opened(self) -> reader.File:
@@ -437,7 +436,6 @@ class Store:
         with self._turns.store():
             self._closed = True
             self._reader.close()
-            self._stage.clear()
             self._take_back()
             self._mapped = None
             if self._writers is not None:
@@ -736,15 +734,13 @@ class Store:
         order = np.argsort(slots)
         keys, slots, table = [keys[n] for n in order], [slots[n] for n in order], table[order]
         try:
-            view = pages.rows()
             if pages.gpu is None:
+                view = pages.rows()
                 layers = np.arange(pages.layers, dtype=np.uint64)
                 places = (layers[None, :, None] * pages.pages + table[:, None, :]).astype(np.int64)
                 runs = self._runs(slots)
                 self._await([job for at, some in runs for job in past.write(at, view, places[some].ravel())])
-            elif view is not None:
-                self._write_from_gpu(keys, slots, table, pages, view, past)
-            else:
+            elif not self._write_from_gpu(keys, slots, table, pages, past):
                 for slot, its in zip(slots, table, strict=True):
                     block = np.frombuffer(b"".join(self._parts(its, pages)), np.uint8).reshape(1, -1)
                     self._await(past.write(self._at(slot), block, np.arange(1)))
@@ -768,9 +764,8 @@ class Store:
         lent = self._lend(pages.gpu, len(keys) * self.shape.block_bytes) if pages.gpu is not None else None
         if lent is not None:
             return self._write_by_gpu(lent, slots, table, pages)
-        view = pages.rows()
-        if pages.gpu is not None and view is not None:
-            return self._write_from_gpu(keys, slots, table, pages, view)
+        if pages.gpu is not None and self._write_from_gpu(keys, slots, table, pages):
+            return None
         if pages.gpu is not None:
             for key, slot, its in zip(keys, slots, table, strict=True):
                 self._put(key, slot, 0, [b"".join(self._parts(its, pages))])
@@ -809,61 +804,64 @@ class Store:
         layers, each = np.arange(shape.layers, dtype=np.uint64), np.arange(shape.block_pages, dtype=np.uint64)
         blocks = np.array(slots, np.uint64)[:, None, None]
         rows = (blocks * shape.layers + layers[None, :, None]) * shape.block_pages + each[None, None, :]
-        to = (rows * shape.page_bytes + shape.data_at).ravel()
-        places = (layers[None, :, None] * pages.pages + table[:, None, :]).ravel()
-        begins = places * pages.page_bytes + pages.memory.address
-        at = [int(numbers.__array_interface__["data"][0]) for numbers in (begins, to)]
-        lent.fill(at[0], at[1], to.size, pages.page_bytes, streams_before([pages.memory], None))
+        _fill(lent, pages, table, (rows * shape.page_bytes + shape.data_at).ravel())
 
     def _write_from_gpu(
-        self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages, view: Any,
-        past: DirectWriter | None = None,
+        self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages, past: DirectWriter | None = None
+    ) -> bool:
+        """Gathered by the GPU in memory of the host, and written by threads, one stage while the next is filled. False where
+        that GPU can't write there."""
+        each = max(1, STAGE_BYTES // self.shape.block_bytes)
+        count = 1 if len(keys) <= each else 2
+        with contextlib.ExitStack() as borrowed:
+            try:
+                stages = borrowed.enter_context(staging.stages(pages.gpu or 0, each * self.shape.block_bytes, count))
+            except MachineError:
+                return False
+            self._write_staged(stages, each, keys, slots, table, pages, past)
+        return True
+
+    def _write_staged(
+        self, stages: Sequence[staging.Stage], each: int, keys: Sequence[Key], slots: list[int], table: numpy.ndarray,
+        pages: Pages, past: DirectWriter | None,
     ) -> None:  # fmt: skip
-        """Packed on the GPU, copied to pinned memory, and written by a few threads, one stage while the next is copied."""
         import numpy as np
 
-        torch = _torch(pages.tensor)
-        shape = self.shape
-        each = max(1, STAGE_BYTES // shape.block_bytes)
-        layers = np.arange(shape.layers, dtype=np.uint64)
-        stages: list[tuple[Any, list[Any]]] = []
-        for number, begin in enumerate(range(0, len(keys), each)):
-            some = table[begin : begin + each]
-            if number >= 2:
-                self._await(stages[number % 2][1])
-            else:
-                stages.append((self._pinned(number, each * shape.block_bytes, torch), []))
-            host, jobs = stages[number % 2]
-            jobs.clear()
-            places = (layers[None, :, None] * pages.pages + some[:, None, :]).reshape(-1).astype(np.int64)
-            packed = view.index_select(0, torch.from_numpy(places).to(view.device)).view(-1)
-            host[: packed.numel()].copy_(packed, non_blocking=True)
-            _recorded(torch, torch.cuda.current_stream(view.device)).synchronize()
-            if past is not None:
-                rows = host.numpy()[: packed.numel()].reshape(len(some), -1)
-                runs = self._runs(slots[begin : begin + each])
-                jobs += [job for at, its in runs for job in past.write(at, rows[its], np.arange(rows[its].shape[0]))]
-                continue
-            whole = memoryview(host.numpy())
-            # Few long jobs: handing one over takes as long as copying half a MiB.
-            piece = block = shape.block_bytes
-            if len(some) < WRITERS:
-                piece = max(1 << 20, -(-block // WRITERS // HEAD_BYTES) * HEAD_BYTES)
-            parts = [
-                (keys[begin + i], slots[begin + i], part, [whole[i * block + part : i * block + min(part + piece, block)]])
-                for i in range(len(some))
-                for part in range(0, block, piece)
-            ]
-            jobs += [self._pool().submit(self._put_all, parts[n::WRITERS]) for n in range(min(WRITERS, len(parts)))]
-        for _, jobs in stages:
+        block = self.shape.block_bytes
+        under_way: list[list[Any]] = [[] for _ in stages]
+        try:
+            for number, begin in enumerate(range(0, len(keys), each)):
+                some = slice(begin, begin + each)
+                stage, jobs = stages[number % 2], under_way[number % 2]
+                self._await(jobs)
+                jobs.clear()
+                rows = stage.bytes[: len(keys[some]) * block].reshape(-1, block)
+                _fill(stage.lent, pages, table[some], np.arange(0, rows.size, pages.page_bytes, dtype=np.uint64))
+                jobs += self._begun(keys[some], slots[some], rows, past)
+        finally:
+            # Also where it failed or was interrupted, nothing is in flight any more.
+            wait(itertools.chain(*under_way))
+        for jobs in under_way:
             self._await(jobs)
 
-    def _pinned(self, number: int, size: int, torch: Any) -> Any:
-        while len(self._stage) <= number:
-            self._stage.append(None)
-        if self._stage[number] is None or self._stage[number].numel() < size:
-            self._stage[number] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return self._stage[number]
+    def _begun(
+        self, keys: Sequence[Key], slots: list[int], rows: numpy.ndarray, past: DirectWriter | None
+    ) -> list[Any]:
+        """The writes of whole blocks, begun."""
+        import numpy as np
+
+        if past is not None:
+            runs = self._runs(slots)
+            return [job for at, its in runs for job in past.write(at, rows[its], np.arange(rows[its].shape[0]))]
+        whole, block = memoryview(rows.reshape(-1).data), self.shape.block_bytes
+        # Few long jobs: handing one over takes as long as copying half a MiB.
+        piece = block if len(keys) >= WRITERS else max(1 << 20, -(-block // WRITERS // HEAD_BYTES) * HEAD_BYTES)
+        parts = [
+            (keys[i], slots[i], part, [whole[i * block + part : i * block + min(part + piece, block)]])
+            for i in range(len(keys))
+            for part in range(0, block, piece)
+        ]
+        return [self._pool().submit(self._put_all, parts[n::WRITERS]) for n in range(min(WRITERS, len(parts)))]
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._writers is None:
@@ -1037,11 +1035,15 @@ def _bytes_of(part: memoryview) -> Any:
     return np.frombuffer(part, np.uint8)
 
 
-def _recorded(torch: Any, stream: Any) -> Any:
-    """An event that waits asleep: a spinning wait would be most of a load's CPU time."""
-    event = torch.cuda.Event(blocking=True)
-    event.record(stream)
-    return event
+def _fill(lent: _core.Lent, pages: Pages, table: numpy.ndarray, to: numpy.ndarray) -> None:
+    """Copies the pages of a block table, layer after layer of each block, to these places in memory of the host."""
+    import numpy as np
+
+    layers = np.arange(pages.layers, dtype=np.uint64)
+    places = (layers[None, :, None] * pages.pages + table[:, None, :].astype(np.uint64)).ravel()
+    begins = places * pages.page_bytes + pages.memory.address
+    at = [int(numbers.__array_interface__["data"][0]) for numbers in (begins, to)]
+    lent.fill(at[0], at[1], to.size, pages.page_bytes, streams_before([pages.memory], None))
 
 
 __all__ = ["Key", "LayerLoad", "Load", "Pages", "Shape", "Store", "Stored", "create", "open"]

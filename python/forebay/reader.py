@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from forebay import _core
+from forebay import _core, staging
 from forebay.buffers import Memory, memory_of, stream_handle, streams_before
 from forebay.errors import ForebayError, RequestError
 from forebay.names import Path, file_name, opened
@@ -610,8 +610,9 @@ def own_buffers(names: list[str], sizes: list[int], into: Sequence[Any]) -> list
 
 
 def release() -> None:
-    """Ends the reading threads and frees their pinned memory; the next read starts them again."""
+    """Ends the reading threads and frees pinned memory; the next read starts them again."""
     _core.release()
+    staging.release()
 
 
 @overload
