@@ -582,13 +582,16 @@ def prepare(arguments: Sequence[str]) -> Callable[[dict[str, Any]], Answer]:
         if not filled:
             paged.fill()
             filled.append(True)
+            if isinstance(contender, Ours):
+                # What was loaded first is registered still; nothing is loaded any more.
+                contender.close()
+                contender.released()
+                contender.open()
         count, is_new = request["count"], request["is_new"]
         moved, compared, took, cpu = 0, 0, 0.0, 0.0
         while not moved or took < request["seconds"]:
             contender.close()
             with paged.new_file(count) if is_new else contextlib.nullcontext():
-                if isinstance(contender, Ours):
-                    contender.released()
                 drop(paged.name)
                 contender.open()
                 slots, table = paged.drawn(count)
