@@ -8,10 +8,13 @@ batches until its time is over. CPU is that of the whole process tree. MADE is a
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import queue
 import resource
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -251,6 +254,29 @@ def spdl(case: Case) -> Iterator[int]:
             yield batch.numel()
 
 
+def copies_alone(case: Case) -> Iterator[int]:
+    """The floor: two threads that copy rows of a mapped file into memory of their own, used again and again, and do no more."""
+    import numpy as np
+
+    rows = np.memmap(case.file, np.uint8, "r").reshape(case.rows, case.row)
+    done: queue.Queue[int] = queue.Queue(8)
+
+    def copy(turn: int) -> None:
+        rooms = [np.ones((case.batch, case.row), np.uint8) for _ in range(4)]
+        order = np.random.default_rng(turn).permutation(case.rows)
+        whole = case.rows // case.batch
+        for number in itertools.count():
+            some = order[number % whole * case.batch :][: case.batch]
+            # With "raise", rows would be copied twice.
+            np.take(rows, some, axis=0, out=rooms[number % 4], mode="clip")
+            done.put(rooms[0].size)
+
+    for turn in range(2):
+        threading.Thread(target=copy, args=(turn,), daemon=True).start()
+    while True:
+        yield done.get()
+
+
 # Into a GPU ----------------------------------------------------------------------------------------------
 
 
@@ -437,6 +463,7 @@ SIDES = {
     "grain-0": lambda case: grain(case, 0),
     "grain-2": lambda case: grain(case, 2),
     "spdl": spdl,
+    "copies-alone": copies_alone,
 }
 
 

@@ -44,6 +44,7 @@ MIB = 1 << 20
 GPU_UNIT = 150_528 * 912 * 128 // 48
 # Made of Python for each sample: what they reach is bounded by that.
 WITH_WORKERS = ("torch-2", "webdataset-2", "streaming-2", "grain-2")
+FLOOR = "copies-alone"
 ALONE = ("torch-0", "spdl", "webdataset-0", "streaming-0", "grain-0")
 
 
@@ -98,7 +99,7 @@ def cell(options: argparse.Namespace, children: list[Child], name: str, case: tu
         subprocess.run(
             [options.ml, str(HERE / "child_feed.py"), "make", str(file), str(row), str(batch), order, str(folder)], check=True
         )
-    sides = ("forebay", "pread", "torch-in-order") if order == "none" else ("forebay", *ALONE, *WITH_WORKERS)
+    sides = ("forebay", "pread", "torch-in-order") if order == "none" else ("forebay", FLOOR, *ALONE, *WITH_WORKERS)
     contenders = taking_turns(options, children, sides, file, (row, batch), order, folder)
     return Cell(name, contenders, bounds(order))
 

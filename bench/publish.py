@@ -101,7 +101,8 @@ QUESTIONS = (
         "How fast does a loader hand out samples, on the host and into a GPU, beside PyTorch and others? Who waits for storage?",
         (
             Part("feed", only=".*samples, in order", others="torch"),
-            Part("feed", only=".*samples, shuffled"),
+            Part("feed", only=".*samples, shuffled", others="(?!copies)"),
+            Part("feed", only="912-byte samples, shuffled", others="copies"),
             Part("feed", only=".*into a GPU", others="torch"),
             Part("train", as_is=()),
             Part("train_ranks", only=".* a GPU$"),
