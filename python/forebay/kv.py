@@ -20,7 +20,7 @@ import stat
 import struct
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -53,6 +53,8 @@ MADV_POPULATE_WRITE = 23
 BEGUN, STORED, REMOVED = 3, 1, 2
 HAS_SUM = 1
 BLOCKS_MAX = 1 << 31
+# Of either end of a block device: a store is made where nothing is.
+EMPTY_BYTES = 1 << 20
 # What `store` moves at a time.
 STAGE_BYTES = 64 << 20
 WRITERS = 8
@@ -154,20 +156,26 @@ def create(
     shape = Shape(layers, page_bytes, block_pages, blocks)
     name = file_name(name)
     asked = f"make the store {name}"
+    if shape.file_bytes >= 1 << 63:
+        raise RequestError(asked, f"its {blocks} blocks of {shape.block_bytes} bytes are more than a file holds", "fewer blocks")
     head = json.dumps({"schema": SCHEMA, **vars(shape), "sums": bool(sums)}).encode()
     try:
         device = stat.S_ISBLK(os.stat(name).st_mode) if os.path.exists(name) else False
-        flags = os.O_RDWR | os.O_CLOEXEC | (0 if device else os.O_CREAT | os.O_EXCL)
+        # A device is refused while it is mounted.
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_EXCL | (0 if device else os.O_CREAT)
         made = os.open(name, flags, 0o644)
     except FileExistsError:
         raise RequestError(asked, "a file is there", "forebay.kv.open, or another name") from None
     except OSError as error:
-        raise RunError(asked, error.strerror or str(error), "a folder that you can write to") from None
+        next_ = "a device that nothing has mounted" if error.errno == errno.EBUSY else "a folder that you can write to"
+        raise RunError(asked, error.strerror or str(error), next_) from None
     try:
         if device:
-            if os.lseek(made, 0, os.SEEK_END) < shape.file_bytes:
+            size = os.lseek(made, 0, os.SEEK_END)
+            if size < shape.file_bytes:
                 raise RequestError(asked, f"the device has less than {shape.file_bytes} bytes", "fewer blocks")
-            if os.pread(made, HEAD_BYTES, 0).strip(b"\0"):
+            # Where file systems, volumes and arrays of disks are described.
+            if any(os.pread(made, EMPTY_BYTES, at).strip(b"\0") for at in (0, max(0, size - EMPTY_BYTES))):
                 raise RequestError(asked, "the device isn't empty", f"blkdiscard -z {name}, if nobody needs it")
         else:
             os.ftruncate(made, shape.file_bytes)
@@ -183,13 +191,47 @@ def create(
             piece = begun if not at else b""
             os.pwrite(made, piece.ljust(min(1 << 20, shape.data_at - at), b"\0"), at)
         os.fsync(made)
-    except OSError as error:
         if not device:
-            os.unlink(name)
+            _flush_folder(name)
+    except OSError as error:
+        _unmake(name, device)
         raise RunError(asked, error.strerror or str(error), "df -h; fewer blocks") from None
+    except RequestError:
+        raise
+    except BaseException:
+        _unmake(name, device)
+        raise
     finally:
         os.close(made)
-    return Store(name, **way)
+    try:
+        return Store(name, **way)
+    except BaseException:
+        # As asked for it can't be opened.
+        _unmake(name, device)
+        raise
+
+
+def _flush_folder(name: str) -> None:
+    """A file is found after a loss of power once its folder has reached the device, too."""
+    folder = os.open(os.path.dirname(name) or ".", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _unmake(name: str, device: bool) -> None:
+    """As if nothing had been made."""
+    with contextlib.suppress(OSError):
+        if not device:
+            os.unlink(name)
+            return
+        made = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.pwrite(made, bytes(HEAD_BYTES), 0)
+            os.fsync(made)
+        finally:
+            os.close(made)
 
 
 def open(name: Path, **way: Any) -> Store:
@@ -232,12 +274,16 @@ def _key_bytes(key: Key) -> bytes:
     if isinstance(key, bytes):
         made = b"b" + key
     elif isinstance(key, str):
-        made = b"s" + key.encode()
+        # Half a character of UTF-16 is none of UTF-8.
+        made = b"s" + key.encode(errors="surrogatepass")
     else:
         try:
-            made = b"i%d" % key.__index__()
-        except AttributeError:
+            number = key.__index__()
+        except (AttributeError, TypeError):
             raise RequestError(f"key {key!r:.80}", f"is of type {type(key).__name__}", "a whole number, text or bytes") from None
+        if number.bit_length() > 8 * KEY_BYTES:
+            raise RequestError("key", f"is a number of {number.bit_length()} bits; {KEY_BYTES - 1} digits have room", "a hash")
+        made = b"i%d" % number
     if len(made) > KEY_BYTES:
         raise RequestError(f"key {key!r:.80}", f"takes {len(made)} bytes; a record holds {KEY_BYTES}", "a hash of it")
     return made
@@ -245,39 +291,83 @@ def _key_bytes(key: Key) -> bytes:
 
 def _key_of(made: bytes) -> Key:
     kind, rest = made[:1], made[1:]
-    return rest if kind == b"b" else rest.decode() if kind == b"s" else int(rest)
+    return rest if kind == b"b" else rest.decode(errors="surrogatepass") if kind == b"s" else int(rest)
 
 
 class _Turns:
-    """Loads go together, stores alone: a file that changes while it is read gives an error."""
+    """Loads go together, stores alone: a file that changes while it is read gives an error. Each in the order of its coming, so
+    that neither keeps the other waiting for ever."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._loads = 0
-        self._stores = False
+        self._queue: deque[object] = deque()
+        self._is_storing = False
+        # By load, its reads; None until all are begun.
+        self._loads: dict[object, list[reader.Future] | None] = {}
 
-    def begin_load(self) -> None:
-        with self._changed:
-            # Also while a store waits: a thread that has one in flight may begin the next.
-            self._changed.wait_for(lambda: not self._stores)
-            self._loads += 1
-
-    def end_load(self) -> None:
-        with self._changed:
-            self._loads -= 1
+    def _take_turn(self) -> None:
+        if not self._queue and not self._is_storing:
+            return
+        place = object()
+        self._queue.append(place)
+        try:
+            self._changed.wait_for(lambda: self._queue[0] is place and not self._is_storing)
+        finally:
+            self._queue.remove(place)
             self._changed.notify_all()
+
+    def begin_load(self, load: object) -> None:
+        with self._changed:
+            self._take_turn()
+            self._loads[load] = None
+
+    def note_begun(self, load: object, futures: list[reader.Future]) -> None:
+        """All of its reads are under way: they end by themselves."""
+        with self._changed:
+            self._loads[load] = futures
+            self._changed.notify_all()
+
+    def end_load(self, load: object) -> None:
+        with self._changed:
+            self._loads.pop(load, None)
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def load(self) -> Iterator[None]:
+        place = object()
+        self.begin_load(place)
+        try:
+            yield
+        finally:
+            self.end_load(place)
 
     @contextlib.contextmanager
     def store(self) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: not self._stores and not self._loads)
-            self._stores = True
+            self._take_turn()
+            self._is_storing = True
         try:
+            self._await_loads()
             yield
         finally:
             with self._changed:
-                self._stores = False
+                self._is_storing = False
                 self._changed.notify_all()
+
+    def _await_loads(self) -> None:
+        """Waits for their reads, rather than for somebody to take their results: that may be the thread that stores."""
+        with self._changed:
+            self._changed.wait_for(lambda: None not in self._loads.values())
+            under_way = list(self._loads.items())
+        for load, futures in under_way:
+            _await_reads(futures or [])
+            self.end_load(load)
+
+
+def _await_reads(futures: Sequence[reader.Future]) -> None:
+    for future in futures:
+        for pending in future._pending:
+            pending.wait(None)
 
 
 class Load:
@@ -285,8 +375,12 @@ class Load:
 
     def __init__(self, store: Store, keys: Sequence[Key], by_layer: bool = False) -> None:
         self._store, self.keys, self.by_layer = store, keys, by_layer
+        self._slots: list[int] = []
+        # Of the blocks as they were when it began.
+        self._sums: list[int] | None = None
         self._futures: list[reader.Future] = []
         self._pending: Any = None
+        self._place = object()
         self._is_over = False
 
     def _await_layer(self, layer: int) -> None:
@@ -299,20 +393,25 @@ class Load:
         try:
             return together([future.report() for future in self._futures])
         except ForebayError as error:
-            raise self._store._named(error, self.keys) from None
+            self._end()
+            raise self._store._named_later(error, self) from None
         finally:
             self._end()
 
     def _end(self) -> None:
-        if not self._is_over:
+        if not self._is_over and not self._store._is_of_parent():
+            # Where one of them failed, or who waited was interrupted, others are still in flight.
+            for future in self._futures:
+                if not future.done():
+                    future.cancel()
             self._is_over = True
-            self._store._turns.end_load()
+            self._store._turns.end_load(self._place)
 
     def cancel(self) -> None:
         """Ends it: what is in flight is waited for, and what its pages hold then is undefined."""
-        self._futures.clear()
-        self._pending = None
         self._end()
+        self._futures = []
+        self._pending = None
 
     def __del__(self) -> None:
         """As `cancel`: nothing writes to pages that nobody waits for."""
@@ -341,11 +440,12 @@ class LayerLoad:
 
     def __iter__(self) -> Iterator[int]:
         store, keys, table, pages = self._of
+        self.exposed_s, self.reports = 0.0, []
         began = time.monotonic()
         under_way: list[Load] = []
         layers = iter(range(pages.layers))
         # A GPU is told of all layers at once.
-        whole = store._begin(keys, table, pages, range(pages.layers), True) if pages.gpu is not None and keys else None
+        whole = store._begin(keys, table, pages, range(pages.layers), True) if pages.gpu is not None and len(keys) else None
         for layer in range(pages.layers):
             waits = time.monotonic()
             if whole is not None:
@@ -373,10 +473,12 @@ class Store:
 
     def __init__(self, name: str, path: str = "auto", direct: bool | None = None, prefer: str = "balance") -> None:
         self.name, self._path, self._direct, self._prefer = name, path, direct, prefer
+        self._pid, self._closed = os.getpid(), True
         try:
             self._file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise RequestError(f"open the store {name}", error.strerror or str(error), "forebay.kv.create") from None
+            next_ = "forebay.kv.create" if isinstance(error, FileNotFoundError) else "a file that you can write to"
+            raise RequestError(f"open the store {name}", error.strerror or str(error), next_) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.shape, self.has_sums = self._head()
@@ -387,7 +489,8 @@ class Store:
             self._is_with_gpu = False
         except BlockingIOError:
             os.close(self._file)
-            raise MachineError(f"open the store {name}", "another process has it open", "lsof, or another store") from None
+            found = "it is open already, here or in another process"
+            raise MachineError(f"open the store {name}", found, f"close it there; lsof {name} says where") from None
         except BaseException:
             os.close(self._file)
             raise
@@ -400,6 +503,10 @@ class Store:
         self._stored_bytes = 0
         self._writers: ThreadPoolExecutor | None = None
         self._past: DirectWriter | None = None
+        # Blocks of a store that failed, of which the log may say that they are there.
+        self._doubtful: list[tuple[bytes, int, int, int | None]] = []
+        # True where the log on the device may still have a block whose place is free.
+        self._is_unflushed = self._sequence > 1
         self._closed = False
 
     def _opened(self) -> reader.File:
@@ -433,7 +540,13 @@ class Store:
         """Waits for what is in flight, and lets go of the file."""
         if self._closed:
             return
+        if self._is_of_parent():
+            self._closed = True
+            os.close(self._file)
+            return
         with self._turns.store():
+            if self._closed:
+                return
             self._closed = True
             self._reader.close()
             self._take_back()
@@ -442,26 +555,55 @@ class Store:
                 self._writers.shutdown()
             if self._past is not None:
                 self._past.close()
+            # Closing alone wouldn't, while a process that was forked from this one has it, too.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
+
+    def __del__(self) -> None:
+        """Lets go of the file: nothing is in flight, since what is has the store."""
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            with contextlib.suppress(OSError):
+                if not self._is_of_parent():
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
+                os.close(self._file)
+
+    def _is_of_parent(self) -> bool:
+        """True in a process that was forked from the one that opened it."""
+        return self._pid != os.getpid()
 
     # Loading
 
     def load(self, keys: Sequence[Key], tables: Any, pages: Pages, *, verify: bool = False) -> Report:
         """Reads blocks into their pages. `tables`: the pages of each block, `len(keys)` × `block_pages` integers. No page may be
         named twice. `verify` compares the store's sums once they are there."""
-        report = self.load_async(keys, tables, pages).result()
+        self._refuse_verify(verify)
+        table = self._table(keys, tables, pages)
+        load = self._begin(keys, table, pages, range(pages.layers))
+        report = load.result()
         if verify:
-            self.verify(keys, tables, pages)
+            self._compare(keys, table, pages, load._slots, load._sums or [])
         return report
 
     def verify(self, keys: Sequence[Key], tables: Any, pages: Pages) -> None:
         """Raises CheckFailed where pages don't hold what was stored as these blocks."""
-        if not self.has_sums:
+        self._refuse_verify(True)
+        table = self._table(keys, tables, pages)
+        with self._turns.load():
+            self._refuse_closed()
+            slots = self._slots(keys)
+            sums = [self._sums[slot] for slot in slots]
+        self._compare(keys, table, pages, slots, sums)
+
+    def _refuse_verify(self, asked: bool) -> None:
+        if asked and not self.has_sums:
             raise RequestError(f"verify {self.name}", "its blocks have no sums", "forebay.kv.create(…, sums=True)")
-        for key, its in zip(keys, self._table(keys, tables, pages), strict=True):
-            if self._sum(its, pages) != self._sums[self._slot(key)]:
+
+    def _compare(self, keys: Sequence[Key], table: numpy.ndarray, pages: Pages, slots: list[int], sums: list[int]) -> None:
+        for key, its, slot, sum_ in zip(keys, table, slots, sums, strict=True):
+            if self._sum(its, pages) != sum_:
                 found = "its content isn't what was stored"
-                raise CheckFailed(f"block {key!r:.80} at offset {self.offset(key)} of {self.name}", found, "Store.remove")
+                raise CheckFailed(f"block {key!r:.80} at offset {self._at(slot)} of {self.name}", found, "Store.remove")
 
     def load_async(self, keys: Sequence[Key], tables: Any, pages: Pages) -> Load:
         """As `load`, returning a Load instead of waiting."""
@@ -475,10 +617,12 @@ class Store:
         self, keys: Sequence[Key], table: numpy.ndarray, pages: Pages, layers: range, by_layer: bool = False
     ) -> Load:
         self._refuse_closed()
-        self._turns.begin_load()
         load = Load(self, keys, by_layer)
+        self._turns.begin_load(load._place)
         try:
-            slots = self._slots(keys)
+            self._refuse_closed()
+            slots = load._slots = self._slots(keys)
+            load._sums = [self._sums[slot] for slot in slots] if self.has_sums else None
             if slots:
                 self._ask(slots, table, pages, layers, load)
             # While they are read: nothing is evicted before this load has ended.
@@ -486,6 +630,7 @@ class Store:
                 used = self._held.move_to_end
                 for key in keys:
                     used(key)
+            self._turns.note_begun(load._place, load._futures)
         except BaseException:
             load.cancel()
             raise
@@ -497,7 +642,7 @@ class Store:
                 return self._ask_gpu(slots, table, pages, load)
             self._ask_host(slots, table, pages, layers, load)
         except ForebayError as error:
-            raise self._named(error, load.keys) from None
+            raise self._named(error, load) from None
 
     def _ask_gpu(self, slots: list[int], table: numpy.ndarray, pages: Pages, load: Load) -> None:
         """Begins to read all pages of these blocks, in the order of the file, or layer after layer."""
@@ -592,11 +737,22 @@ class Store:
             raise RequestError("keys", "a key is named twice", "each block once")
         return table.astype(np.uint64)
 
-    def _named(self, error: ForebayError, keys: Sequence[Key]) -> ForebayError:
+    def _named_later(self, error: ForebayError, load: Load) -> ForebayError:
+        """As `_named`, where stores may have had their turn since."""
+        try:
+            with self._turns.load():
+                self._refuse_closed()
+                return self._named(error, load)
+        except (ForebayError, ValueError):
+            return error
+
+    def _named(self, error: ForebayError, load: Load) -> ForebayError:
         """The first block that can't be read, by its key and its place."""
         spare = bytearray(self.shape.block_bytes)
-        for key in keys:
-            at = self.offset(key)
+        for key, slot in zip(load.keys, load._slots, strict=True):
+            at = self._at(slot)
+            if self._held.get(key) != slot:
+                continue
             try:
                 got = self._reader.read_into(spare, at, self.shape.block_bytes)
                 found = None if got == self.shape.block_bytes else f"{got} of {self.shape.block_bytes} bytes are there"
@@ -633,27 +789,31 @@ class Store:
     def store(self, keys: Sequence[Key], tables: Any, pages: Pages, *, sync: bool = False) -> Stored:
         """Writes blocks out of their pages; a key that is there gets the new content. `sync`: they have reached the device when
         this returns, past the page cache unless the store was opened with direct=False; also after a loss of power, each key has
-        what was stored as it, or isn't there. Raises RequestError for more blocks than the store holds, RunError with a block's
-        key and offset."""
+        what was stored as it, or isn't there, where every store was one of these. Raises RequestError for more blocks than the
+        store holds, RunError with a block's key and offset."""
         began = time.monotonic()
         table = self._table(keys, tables, pages)
         made = [_key_bytes(key) for key in keys]
+        # As they are read from the log.
+        keys = [_key_of(name) for name in made]
         if len(keys) > self.shape.blocks:
             raise RequestError(f"store {len(keys)} blocks", f"{self.name} holds {self.shape.blocks}", "fewer at a time")
         self._refuse_closed()
         with self._turns.store():
+            self._refuse_closed()
             self._look()
-            slots, evicted = self._room(keys)
+            slots, evicted, free = self._room(keys)
             gone: list[Key] = [*evicted, *(key for key in keys if key in self._held)]
             # Nobody finds what is being overwritten, also after a crash.
-            self._note([(_key_bytes(key), REMOVED, self._held[key], None) for key in gone])
-            for key in gone:
-                self._held.pop(key)
-            past = self._past_cache(sync)
+            self._forget(gone)
             try:
-                if gone and (sync or past is not None):
+                for key in gone:
+                    self._held.pop(key)
+                self._free = free
+                past = self._past_cache(sync)
+                if self._is_unflushed and (sync or past is not None):
                     # What is written past the page cache may be there before what waits in it.
-                    os.fdatasync(self._file)
+                    self._flush()
                 if past is None:
                     self._write(keys, slots, table, pages)
                 else:
@@ -661,27 +821,46 @@ class Store:
                 sums = [self._sum(its, pages) for its in table] if self.has_sums else [None] * len(keys)
                 if sync:
                     os.fdatasync(self._file)
+                self._doubtful = [(name, REMOVED, slot, None) for name, slot in zip(made, slots, strict=True)]
                 self._note([(name, STORED, slot, sum_) for name, slot, sum_ in zip(made, slots, sums, strict=True)])
                 if sync:
                     os.fdatasync(self._file)
+                for key, slot, sum_ in zip(keys, slots, sums, strict=True):
+                    if sum_ is not None:
+                        self._sums[slot] = sum_
+                    self._held[key] = slot
+                self._doubtful = []
             except BaseException:
-                self._free += slots
+                for key in keys:
+                    self._held.pop(key, None)
+                used = set(self._held.values())
+                self._free = [slot for slot in range(self.shape.blocks - 1, -1, -1) if slot not in used]
                 raise
-            for key, slot, sum_ in zip(keys, slots, sums, strict=True):
-                self._held[key] = slot
-                if sum_ is not None:
-                    self._sums[slot] = sum_
         return Stored(len(keys) * self.shape.block_bytes, time.monotonic() - began, evicted)
 
     def remove(self, keys: Iterable[Key]) -> int:
         """Forgets blocks; returns how many of them there were."""
         self._refuse_closed()
         with self._turns.store():
+            self._refuse_closed()
             self._look()
             there = [key for key in dict.fromkeys(keys) if key in self._held]
-            self._note([(_key_bytes(key), REMOVED, self._held[key], None) for key in there])
-            self._free += [self._held.pop(key) for key in there]
+            self._forget(there)
+            for key in there:
+                self._free.append(self._held.pop(key))
         return len(there)
+
+    def _forget(self, keys: Sequence[Key]) -> None:
+        """Notes that these are gone, and what a store that failed may have noted."""
+        gone = [*self._doubtful, *((_key_bytes(key), REMOVED, self._held[key], None) for key in keys)]
+        if gone:
+            self._is_unflushed = True
+            self._note(gone)
+            self._doubtful = []
+
+    def _flush(self) -> None:
+        os.fdatasync(self._file)
+        self._is_unflushed = False
 
     def _look(self) -> None:
         if self._mapped is not None and os.fstat(self._file).st_size < self.shape.file_bytes:
@@ -689,15 +868,15 @@ class Store:
             self._take_back()
             self._mapped = None
 
-    def _room(self, keys: Sequence[Key]) -> tuple[list[int], list[Key]]:
-        """Slots for these blocks: their own where they are there, free ones, and those of the blocks used longest ago."""
+    def _room(self, keys: Sequence[Key]) -> tuple[list[int], list[Key], list[int]]:
+        """Slots for these blocks: their own where they are there, free ones, and those of the blocks used longest ago. Also the
+        keys of these, and the slots that are free then."""
         wanted = set(keys)
         spare = len(keys) - sum(key in self._held for key in keys) - len(self._free)
         evicted = list(itertools.islice((key for key in self._held if key not in wanted), max(0, spare)))
         free = [self._held[key] for key in evicted] + self._free
         slots = [self._held[key] if key in self._held else free.pop() for key in keys]
-        self._free = free
-        return slots, evicted
+        return slots, evicted, free
 
     def _past_cache(self, sync: bool) -> DirectWriter | None:
         """The writer of blocks past the page cache; None where they go through it."""
@@ -959,8 +1138,9 @@ class Store:
                 raise RunError(f"open the store {self.name}", f"block {key!r} lies beyond its end", "forebay.kv.create a new one")
             self._held.pop(key, None)
             if kind == STORED:
-                if owner.get(slot) is not None:
-                    self._held.pop(owner[slot], None)
+                # Not where it has been stored elsewhere since.
+                if slot in owner and self._held.get(owner[slot]) == slot:
+                    self._held.pop(owner[slot])
                 self._held[key], owner[slot] = slot, key
                 if sum_ is not None:
                     self._sums[slot] = sum_
@@ -993,17 +1173,19 @@ class Store:
 
     def _turn_over(self) -> None:
         """Writes what is there to the other half; that counts once its first record is written."""
-        self._generation, self._half = self._generation + 1, 1 - self._half
-        base = HEAD_BYTES + self._half * self.shape.log_bytes
+        generation, half = self._generation + 1, 1 - self._half
+        # Until this has succeeded, nothing is appended to the half that is full.
+        self._sequence = self.shape.log_bytes // RECORD_BYTES
+        base = HEAD_BYTES + half * self.shape.log_bytes
         live = [
-            _record(i, self._generation, STORED, _key_bytes(key), slot, self._sums.get(slot))
+            _record(i, generation, STORED, _key_bytes(key), slot, self._sums.get(slot))
             for i, (key, slot) in enumerate(self._held.items(), 1)
         ]
         self._append(b"\0" * RECORD_BYTES, base)
         self._append(b"".join(live), base + RECORD_BYTES)
         os.fdatasync(self._file)
-        self._append(_record(0, self._generation, BEGUN), base)
-        self._sequence = len(live) + 1
+        self._append(_record(0, generation, BEGUN), base)
+        self._generation, self._half, self._sequence = generation, half, len(live) + 1
 
     def _append(self, raw: bytes, at: int) -> None:
         if self._mapped is not None:
@@ -1020,6 +1202,9 @@ class Store:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ValueError(f"{self.name} is closed")
+        if self._is_of_parent():
+            found = "the process that this one was forked from has it"
+            raise RequestError(f"use the store {self.name}", found, "forebay.kv.open another after forking")
 
 
 def _distinct(table: numpy.ndarray) -> int:
