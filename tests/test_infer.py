@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -391,21 +392,64 @@ def test_a_model_that_answers_twice_ends_the_test_and_names_the_sample(held: eng
     assert outcome.failure is not None and "32 answers to 16 samples" in outcome.failure.found and outcome.log is None
 
 
-@pytest.mark.promise("INF-8")
-def test_a_file_that_is_cut_in_the_middle_of_a_run_is_named(folder: Path, tmp_path: Path) -> None:
-    mine = copied(folder, tmp_path / "mine")
-    of = library.FromStorage(mine, data.open_folder(mine, "toy"), SAMPLES, library.HostMemory(), "auto", None, batch=16)
-    made = engine.Engine(lg, model(folder), of, 16)
-    launch = made.model.launch
+def cut(path: Path) -> None:
+    os.truncate(path, 10 * ROW)
 
-    def cut(rows: Any) -> Any:
-        os.truncate(mine / data.SAMPLES, 10 * ROW)
+
+def rewritten(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(ROW))
+    os.utime(path, ns=(1, 1))
+
+
+@pytest.mark.promise("INF-8")
+@parametrized(
+    ("scenario", "fault", "said"),
+    [
+        ("Offline", cut, f"begins at byte .*; the file had {SAMPLES * ROW:,} bytes as the run began, and has {10 * ROW:,} now"),
+        ("SingleStream", cut, "begins at byte"),
+        ("Offline", Path.unlink, "taken away"),
+        ("Offline", rewritten, "written to"),
+    ],
+    kept=(0, 3),
+)
+def test_a_file_that_is_damaged_or_gone_in_the_middle_of_a_run_fails_it(
+    folder: Path, tmp_path: Path, scenario: str, fault: Callable[[Path], None], said: str
+) -> None:
+    mine = copied(folder, tmp_path / "mine")
+    held = model(folder)
+    launch = held.launch
+
+    def damaged(rows: Any) -> Any:
+        if threading.current_thread().name in ("forebay-infer", "forebay-loadgen") and (mine / data.SAMPLES).exists():
+            held.launch = launch
+            fault(mine / data.SAMPLES)
         return launch(rows)
 
-    made.model.launch = cut
-    outcome = made.test(load("Offline", 5000.0), tmp_path)
-    of.close()
-    assert outcome.failure is not None and data.SAMPLES in str(outcome.failure) and not made.abandoned
+    held.launch = damaged
+    made = command.Run(asked(mine, "cold", scenario), model=held, peak=2000.0)
+    failure = made.measure()
+    assert isinstance(failure, RunError) and failure.exit_code == 4, failure
+    assert str(mine / data.SAMPLES) in failure.asked and re.search(said, failure.found) and failure.next
+    part = made.record()["infer"]
+    made.close()
+    assert part["valid"] is False and re.search(said, part["why"]) and not made.abandoned
+
+
+@pytest.mark.promise("INF-8")
+def test_what_a_run_is_compared_with_was_there_when_it_began(folder: Path, tmp_path: Path) -> None:
+    mine = copied(folder, tmp_path / "mine")
+    assert len(data.values(mine / data.DIGESTS, np.uint64, SAMPLES)) == SAMPLES
+    os.truncate(mine / data.DIGESTS, 80)
+    with pytest.raises(RunError, match="ends at byte 80 of"):
+        data.values(mine / data.DIGESTS, np.uint64, SAMPLES)
+    (mine / data.DIGESTS).unlink()
+    with pytest.raises(RunError, match="No such file"):
+        data.values(mine / data.DIGESTS, np.uint64, SAMPLES)
+    read = weights.read(mine / data.WEIGHTS, library.HostMemory(), toy.shapes())
+    os.truncate(mine / data.WEIGHTS, 100)
+    with pytest.raises(RunError, match="can't be read again"):
+        weights.intact(mine / data.WEIGHTS, read)
 
 
 @pytest.mark.promise("INF-8")

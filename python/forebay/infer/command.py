@@ -308,6 +308,7 @@ class Run:
             load = replace(load, rate=rate)
         asked = request.target_qps is not None or request.accuracy
         self.outcome, self.tries = search.confirmed(engine, load, folder, self._say, asked)
+        self.outcome.failure = self.outcome.failure or self.library.changed()
         wrong = self.model.problem()
         if wrong and self.outcome.failure is None:
             self.outcome.failure = RequestError(f"the samples of {request.folder}", wrong, "forebay infer datagen again")
@@ -339,7 +340,7 @@ class Run:
         found = logs.answers(folder, many, width + 2)
         given = np.ascontiguousarray(found[:, :width])
         seen = np.ascontiguousarray(found[:, width:]).view(np.uint64)[:, 0]
-        listed = np.fromfile(self.request.folder / data.DIGESTS, np.uint64, many)
+        listed = data.values(self.request.folder / data.DIGESTS, np.uint64, many)
         wrong = np.flatnonzero(seen != listed)
         wanted = np.empty_like(given)
         for at in range(0, many, self.engine.batch if self.engine else 64):
@@ -401,8 +402,8 @@ class Run:
         }  # fmt: skip
         import numpy as np
 
-        row = np.fromfile(files[1], np.uint8, request.about.row_bytes)
-        digest = np.fromfile(request.folder / data.DIGESTS, np.uint64, 1)
+        row = data.values(files[1], np.uint8, request.about.row_bytes)
+        digest = data.values(request.folder / data.DIGESTS, np.uint64, 1)
         self.intact = (
             weights.intact(files[0], read) and bool(np.isfinite(answer).all()) and bool((data.digests(row[None]) == digest).all())
         )

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.errors import RequestError
+from forebay.errors import RequestError, RunError
 from forebay.infer import forms
 from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
@@ -266,6 +266,21 @@ def refuse(folder: Path, about: About) -> None:
     free, wanted = shutil.disk_usage(parent).free, about.samples * (about.row_bytes + 8) + about.weights_bytes
     if wanted > free:
         raise RequestError(f"--dir {folder}", f"{bytes_(wanted)} are needed, and {bytes_(free)} are free", "another --dir")
+
+
+def values(path: Path, kind: Any, count: int) -> Array:
+    """The first numbers of a file that a run found whole as it began. Raises RunError where they aren't there any more."""
+    import numpy as np
+
+    next = "restore it, or forebay infer datagen into another --dir; then run again"
+    try:
+        found = np.fromfile(path, kind, count)
+    except OSError as error:
+        raise RunError(f"read {path}", f"{error.strerror}; it was there as the run began", next) from None
+    if len(found) != count:
+        wanted = count * np.dtype(kind).itemsize
+        raise RunError(f"read {path}", f"it ends at byte {whole(found.nbytes)} of {whole(wanted)}, and was whole before", next)
+    return found
 
 
 def is_there(folder: Path) -> bool:

@@ -6,16 +6,17 @@ simulated: real bytes, handed over when a link of that rate would have brought t
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forebay.errors import MachineError, RequestError
+from forebay.errors import ForebayError, MachineError, RequestError, RunError
 from forebay.infer import data
 from forebay.model_runs import available_bytes
-from forebay.numbers import bytes_
+from forebay.numbers import bytes_, whole
 from forebay.units import GIB
 
 if TYPE_CHECKING:
@@ -201,6 +202,10 @@ class InMemory(Library):
         if self.memory.device != "cpu":
             self.memory._torch.cuda.synchronize(self.memory.device)  # type: ignore[attr-defined]
 
+    def changed(self) -> RunError | None:
+        """None: queries take samples from memory, whatever becomes of their file."""
+        return None
+
     def ask(self, numbers: Sequence[int]) -> Sequence[int]:
         return numbers
 
@@ -222,28 +227,52 @@ class FromStorage(Library):
         self.load_s = 0.0
         self.load_bytes = 0
         self._batch = batch
+        self._stamp = self._stamped()
         self.file = forebay.open(self.path, self.way if self.memory.device != "cpu" else "auto", direct)
         self._free = [self.memory.empty(batch, self.row_bytes) for _ in range(AHEAD + 2)]
         self.ways = {"direct": 0, "staged": 0, "mapped": 0}
         self.reads = 0
 
+    def _stamped(self) -> tuple[int, int, int, int]:
+        there = os.stat(self.path)
+        return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+
     def load(self) -> None:
         """Nothing is loaded: that is what this mode is about."""
 
-    def ask(self, numbers: Sequence[int]) -> tuple[Any, Any, int, float]:
+    def changed(self) -> RunError | None:
+        """The error of a file that isn't the one that was opened, or was written to since."""
+        try:
+            found = "it was written to, or replaced, while queries read it" if self._stamped() != self._stamp else None
+        except OSError as error:
+            found = f"it was taken away while queries read it ({error.strerror})"
+        return RunError(f"the samples {self.path}", found, "run again once nothing writes to it") if found else None
+
+    def ask(self, numbers: Sequence[int]) -> tuple[Any, Any, Sequence[int], float]:
         """Begins to read these samples, of which there are no more than a batch."""
         import numpy as np
 
         place = self._free.pop()
-        count = len(numbers)
         asked_at = time.perf_counter()
-        pending = self.file.gather_async(np.asarray(numbers, np.int64), self.row_bytes, place[:count])
-        return pending, place, count, asked_at
+        try:
+            pending = self.file.gather_async(np.asarray(numbers, np.int64), self.row_bytes, place[: len(numbers)])
+        except ForebayError as error:
+            raise self._broken(error, numbers) from error
+        return pending, place, numbers, asked_at
 
-    def rows(self, asked: tuple[Any, Any, int, float]) -> Any:
+    def _broken(self, error: ForebayError, numbers: Sequence[int]) -> ForebayError:
+        last = max(numbers)
+        wanted = self.about.samples * self.row_bytes
+        return cut_short(error, self.path, self.file, f"sample {whole(last)}", last * self.row_bytes, wanted)
+
+    def rows(self, asked: tuple[Any, Any, Sequence[int], float]) -> Any:
         """The rows, once they are there; their memory is used again three batches later. Raises what broke."""
-        pending, place, count, asked_at = asked
-        report = pending.report()
+        pending, place, numbers, asked_at = asked
+        count = len(numbers)
+        try:
+            report = pending.report()
+        except ForebayError as error:
+            raise self._broken(error, numbers) from error
         self._free.insert(0, place)
         self.delivered += report.bytes
         self.reads += count
@@ -256,6 +285,19 @@ class FromStorage(Library):
 
     def close(self) -> None:
         self.file.close()
+
+
+def cut_short(error: ForebayError, path: Path, file: Any, what: str, at: int, wanted: int) -> ForebayError:
+    """The error of a read whose file has fewer bytes than it had when it was opened: the run failed, as nothing that was asked of
+    it was wrong. Any other error is what it was."""
+    try:
+        there: int = file.size
+    except (ForebayError, OSError):
+        return error
+    if there >= wanted:
+        return error
+    found = f"begins at byte {whole(at)}; the file had {whole(wanted)} bytes as the run began, and has {whole(there)} now"
+    return RunError(f"{what} of {path}", found, "restore it, or forebay infer datagen into another --dir; then run again")
 
 
 def gib_s(count: float, seconds: float) -> float | None:

@@ -70,6 +70,8 @@ def _verdict(run: Run, missing: dict[str, str]) -> Record:
         failure = f": {error.asked}: {error.found}" if error else ""
         missing["valid"] = broken + failure
         return {"valid": False if failure else None, "why": broken + failure, "accuracy": None}
+    if outcome.failure is not None:
+        return {"valid": False, "why": f"{outcome.failure.asked}: {outcome.failure.found}", "accuracy": None}
     if outcome.valid is None:
         missing["valid"] = "LoadGen's log has no verdict"
     return {"valid": outcome.valid, "why": "; ".join(outcome.log.reasons) or None, "accuracy": None}

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import forebay
+from forebay.errors import ForebayError
 from forebay.infer import data, networks, weights
+from forebay.infer.library import cut_short
 from forebay.train.data import tables
 from forebay.units import GIB
 
@@ -29,6 +31,7 @@ class Model(networks.Model):
         if self.on_gpu:
             self.batch = self.checked_batch = BATCH
         self._start, self.rows = weights.place_of(path, VECTORS), sum(tables(table_rows))
+        self._path = path
         self._file = forebay.open(path, way if self.on_gpu else "auto")
         self._cache: Any = None
         self._slot: Any = None
@@ -74,7 +77,12 @@ class Model(networks.Model):
         found = self._torch.empty((len(numbers), ROW_BYTES), dtype=self._torch.uint8, device=self.device)
         if len(numbers):
             asked, into = (numbers, found) if self.on_gpu else (numbers.numpy(), found.numpy())
-            self.delivered += self._file.gather(asked, ROW_BYTES, into, start=self._start)
+            try:
+                self.delivered += self._file.gather(asked, ROW_BYTES, into, start=self._start)
+            except ForebayError as error:
+                last = int(numbers.max())
+                at, wanted = self._start + last * ROW_BYTES, self._start + self.rows * ROW_BYTES
+                raise cut_short(error, self._path, self._file, f"row {last} of the tables", at, wanted) from error
         return found.view(self._torch.float32)
 
     def _answers(self, net: Any, given: Any) -> Any:

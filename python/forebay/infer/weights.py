@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import RequestError
+from forebay.errors import RequestError, RunError
 from forebay.infer.forms import KINDS
 from forebay.infer.library import Link, Memory
 from forebay.reader import Report
@@ -103,11 +103,15 @@ def refuse_others(path: Path, file: SafetensorsFile, shapes: dict[str, tuple[int
 
 
 def intact(path: Path, loaded: Read) -> bool:
-    """True where memory holds what the file has, read once more by other means."""
+    """True where memory holds what the file has, read once more by other means. Raises RunError where it has it no more."""
     import numpy as np
 
     there = loaded.blob if isinstance(loaded.blob, np.ndarray) else loaded.blob.cpu().numpy()
-    file = np.memmap(path, np.uint8, "r", offset=loaded.begin, shape=(loaded.bytes,))
+    try:
+        file = np.memmap(path, np.uint8, "r", offset=loaded.begin, shape=(loaded.bytes,))
+    except (OSError, ValueError) as error:  # gone, or shorter by now
+        found = f"it can't be read again, to compare it with memory ({error})"
+        raise RunError(f"the weights {path}", found, "restore it; then run again") from None
     return all(
         bool((there[at : at + (64 << 20)] == file[at : at + (64 << 20)]).all()) for at in range(0, loaded.bytes, 64 << 20)
     )
