@@ -28,6 +28,8 @@ BRIEF = {
 }
 LENGTHS = ("--short",)
 CPU = "cpu"
+# Flags that say how long a run is, and what of them is more; a command's others below.
+LENGTH = {"--seconds": "a longer --seconds", "--samples": "more --samples", "--duration": "a longer --duration"}
 LONGER = {
     "train": "more samples a run", "infer": "more --seconds", "emulate kvcache": "a longer --duration",
     "emulate kvcache replay": "a longer trace", "emulate kvcache run": "more --requests",
@@ -58,7 +60,9 @@ class Typed:
 
     @property
     def longer(self) -> str:
-        return LONGER[self.command]
+        """Advice that makes runs longer: the flag that sets their length, where they were given one."""
+        given = (more for flag, more in LENGTH.items() if flag in self.flags and self._given(flag) is not None)
+        return next(given, LONGER[self.command])
 
     def same_as(self, other: Typed) -> bool:
         return self.words == other.words and self.python == other.python
