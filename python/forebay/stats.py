@@ -101,6 +101,24 @@ def paired_ratio(pairs: Sequence[Pair], confidence: float = 0.95) -> Interval:
     return Interval(exp(centre), exp(centre - half), exp(centre + half), n)
 
 
+def pairs_for(half_pct: float, ratio: Interval, confidence: float, most: int) -> int | None:
+    """Number of pairs, as noisy as those of `ratio` and half of them in either order, that give so narrow an interval; None
+    where more than `most` would."""
+    wanted = math.asinh(half_pct / 100)
+    return next((n for n in range(ratio.n + 1, most + 1) if _log_half(ratio, n, confidence) <= wanted), None)
+
+
+def half_width_of(pairs: int, ratio: Interval, confidence: float) -> float:
+    """Half the width, in per cent, that the interval of so many pairs would have."""
+    return 100 * math.sinh(min(_log_half(ratio, pairs, confidence), 700.0))
+
+
+def _log_half(ratio: Interval, pairs: int, confidence: float) -> float:
+    """It shrinks with the root of their number, and Student's t, which is large for few, with it."""
+    half = math.asinh((ratio.half_width_pct or 0.0) / 100)
+    return half * student_t(pairs - 2, confidence) / student_t(ratio.n - 2, confidence) * math.sqrt(ratio.n / pairs)
+
+
 def unpaired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> Interval:
     """A ÷ B of two independent sets of runs: Welch's t interval of the difference of the mean logarithms.
 

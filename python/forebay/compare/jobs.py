@@ -23,21 +23,17 @@ from forebay.compare.bounds import judge as judge_bounds
 from forebay.compare.gate import Gate
 from forebay.compare.subject import Subject
 from forebay.compare.typed import Typed
-from forebay.compare.verdict import judge, reported
+from forebay.compare.verdict import CONFIDENCE_WITH_STOPPING, PAIRS_LEAST, judge, reported
 from forebay.compare.work import Work
 from forebay.errors import ForebayError, MachineError, RunError
 from forebay.metrics import Metric, of_mix
 from forebay.numbers import figure
 from forebay.stages import Stages, format_duration
-from forebay.stats import Interval, Pair, bootstrap_interval, paired_ratio
+from forebay.stats import Interval, Pair, bootstrap_interval, paired_ratio, pairs_for
 
 if TYPE_CHECKING:
     from forebay.bench.endpoint import Endpoint
 
-# Stopping at the first interval that is narrow enough prefers those that are narrow by luck, and noise that comes and
-# goes with the runs lets few pairs agree by chance. Computed at 98.5 %, from 8 pairs on, at least 94 % of intervals hold
-# the true ratio under any of them (tests/test_coverage.py simulates it).
-CONFIDENCE_WITH_STOPPING = 0.985
 WARM_UP_S = 1.0
 # Runs of a job until an I/O of it finishes.
 TRIES = 3
@@ -49,7 +45,7 @@ class Limits:
     """When to stop: the half-width asked for in per cent, and bounds."""
 
     until_pct: float = 2.0
-    pairs_min: int = 8
+    pairs_min: int = PAIRS_LEAST
     pairs_max: int = 30
     seconds_max: float | None = None
     order_seed: int = field(default_factory=lambda: random.SystemRandom().randrange(1 << 32))
@@ -254,8 +250,8 @@ def _line(done: list[PairRun], metric: Metric, limits: Limits, elapsed: float, o
         return text
     left = max(limits.pairs_min - len(done), 0)
     if ratio.half_width_pct > limits.until_pct:
-        wanted = math.ceil(len(done) * (ratio.half_width_pct / limits.until_pct) ** 2)
-        left = max(left, min(wanted, limits.pairs_max) - len(done))
+        wanted = pairs_for(limits.until_pct, ratio, CONFIDENCE_WITH_STOPPING, limits.pairs_max) or limits.pairs_max
+        left = max(left, wanted - len(done))
     seconds = left * elapsed / len(done)
     if limits.seconds_max is not None:
         seconds = min(seconds, max(limits.seconds_max - elapsed, 0.0))
