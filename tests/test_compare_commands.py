@@ -14,6 +14,7 @@ import pytest
 from fake_machine import FakeMachine, other_build, record_of, typed
 from forebay.compare import subject
 from forebay.compare import typed as side
+from forebay.compare.answers import completed
 from forebay.compare.bounds import parse
 from forebay.errors import RequestError
 from forebay.metrics import ALL, FIGURES, INFER, TRAIN, figure_named
@@ -81,6 +82,61 @@ def test_a_path_that_one_side_lacks_is_refused_before_the_other_runs(
         assert found == code and said in err and trainings == [] and machine.jobs == [], (asked, words, err)
     # Pages of blocks may lie in the host's memory.
     side.Typed("A", "path=host", ("emulate", "kvcache", "run", "--path", "host"), ("--path",)).check()
+
+
+@pytest.mark.promise("TRN-42")
+@pytest.mark.parametrize(
+    ("ran", "wait_pct", "noise", "answer", "said"),
+    [
+        ("gds-compat", 40.0, 0.05, "compatibility mode", "the effect of GPUDirect Storage can't be told here: cuFile runs in"),
+        ("gds", 0.123, 0.001, "compute-bound", "no effect: compute-bound (of the time, waits for batches are 0.123 % in A,"),
+        ("gds", 0.123, 0.05, "", "in training rate, too wide for a verdict; both are compute-bound"),
+        ("gds", 40.0, 0.001, "", "no difference above "),
+    ],
+)
+def test_a_comparison_of_paths_says_when_none_shows_and_when_it_cannot_be_told(
+    ran: str, wait_pct: float, noise: float, answer: str, said: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(4)
+
+    def run(python: str, words: list[str], whole: bool = False) -> dict[str, Any]:
+        record = record_of({"sources": ["/d/train.bin"]}, 1.0, 1.0, 0.1, 1)
+        record["path"]["ran"] = ran if "gds" in words else "bounce"
+        supply = 2.0 if wait_pct < 3 else 0.5
+        speed = {"samples_per_s": 1e6 * math.exp(source.gauss(0, noise)), "demand_gib_s": 1.0, "supply_gib_s": supply}
+        record["train"] = {**speed, "input_wait_pct": wait_pct, "cpu_s_per_gib": {"user": 0.5, "system": 0.25}}
+        return record
+
+    monkeypatch.setattr("forebay.compare.typed.run_elsewhere", run)
+    monkeypatch.setattr("forebay.compare.typed.Typed.check", lambda self: None)
+    until = "20%" if noise < 0.01 else "2%"
+    asked = ["--a", "path=gds", "--b", "path=bounce", "--order-seed", "3", "--pairs-max", "3", "--until-ci", until]
+    words = ["--metric", "samples_per_s,train.cpu", "--", "train", "dlrm", "--dir", "d", "--seconds", "4"]
+    found = json.loads(typed(capsys, "compare", *asked, "--json", *words)[1])
+    assert found["verdict"]["answer"] == answer and said in found["verdict"]["text"], found["verdict"]
+    page = typed(capsys, "compare", *asked, *words)[1]
+    # The figures stand above either answer, and what is said of one is said of the other.
+    assert said in page and "training rate, samples/s  " in page and "A ÷ B" in page
+    compat = answer == "compatibility mode"
+    assert found["also"][0]["verdict"]["answer"] == (answer if compat else "")
+    if noise > 0.01:
+        assert "3 pairs tell little: 8 as noisy would give about ± " in page and "longer runs (a longer --seconds)" in page
+    assert ("try: forebay doctor" in page) is compat
+
+
+def test_of_two_runs_in_compatibility_mode_the_ratio_is_the_answer() -> None:
+    sides = {"A": [{"path": {"ran": "gds-compat"}}], "B": [{"path": {"ran": "gds-compat"}}]}
+    verdict = {"kind": "same", "text": "no difference above 1 %", "next": ""}
+    assert completed(verdict, "throughput", sides) == {**verdict, "answer": ""}
+
+
+def test_a_longer_run_is_named_by_the_flag_that_it_was_given() -> None:
+    flags = ("--seconds", "--samples", "--duration")
+    for words, said in [
+        (("train", "toy", "--seconds=3"), "a longer --seconds"), (("train", "toy", "--samples", "9"), "more --samples"),
+        (("train", "toy"), "more samples a run"), (("emulate", "kvcache", "--duration", "3"), "a longer --duration"),
+    ]:  # fmt: skip
+        assert side.Typed("A", "", words, flags).longer == said
 
 
 @pytest.fixture

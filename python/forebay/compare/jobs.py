@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from forebay import run as engine
 from forebay.bench.save import Output
 from forebay.bench.summary import about_data
+from forebay.compare.answers import completed
 from forebay.compare.bounds import judge as judge_bounds
 from forebay.compare.gate import Gate
 from forebay.compare.subject import Subject
@@ -347,6 +348,8 @@ def _judged(
     """The verdict on one figure; with a tolerance also `gate`, as of two files: worse, better, ok or unsure."""
     ratio = ratio_of(pairs, metric) if pairs else Interval(1.0, None, None, 0)
     found = judge(ratio, metric, limits.until_pct, noise, longer, other).as_dict()
+    sides = {"A": [pair.a for pair in pairs], other: [pair.b for pair in pairs]}
+    found = completed(found, metric.name, sides)
     if gate.tolerance_pct is not None:
         found["gate"] = reported(ratio, metric, gate.tolerance_pct)
     return {"metric": metric.name, "verdict": found}

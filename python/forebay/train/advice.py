@@ -24,6 +24,8 @@ Drives = Callable[[float, int], Sequence[tuple[str, int, float]]]
 # A supply that wasn't held back, as records call it.
 LOADER = "the loader"
 COMPUTE, SUPPLY, BETWEEN, UNKNOWN = "compute", "supply", "between", "unknown"
+# Why the effect of GPUDirect Storage isn't told.
+COMPATIBILITY = "can't be told here: cuFile runs in compatibility mode"
 
 
 def verdict(train: dict[str, Any]) -> str:
@@ -37,6 +39,12 @@ def verdict(train: dict[str, Any]) -> str:
     if supply > FREE_ABOVE * max(high, demand):
         return COMPUTE
     return BETWEEN
+
+
+def keeps_up(train: dict[str, Any]) -> bool:
+    """Whether batches are there when the model wants them: neither a path nor a supply makes it faster."""
+    wait = train.get("input_wait_pct")
+    return verdict(train) != SUPPLY and wait is not None and wait <= WAIT_MAX_PCT
 
 
 def needs(train: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
@@ -108,8 +116,8 @@ def gds(train: dict[str, Any]) -> str:
     if device and not device.startswith("cuda"):
         return f"GPUDirect Storage can't be told here: the model runs on the CPU ({paid})."
     if ran == GDS_COMPAT:
-        return f"GPUDirect Storage can't be told here: cuFile runs in compatibility mode ({paid})."
-    if bound == COMPUTE and wait is not None and wait <= WAIT_MAX_PCT:
+        return f"GPUDirect Storage {COMPATIBILITY} ({paid})."
+    if bound == COMPUTE and wait is not None and keeps_up(train):
         cores = None if cpu is None else cpu * (train.get("rate_gib_s") or 0.0)
         saved = "" if cores is None else f"; it could save {significant(cores)} cores at most"
         waits = f"compute-bound, {significant(wait)} % of the time waits for batches"
