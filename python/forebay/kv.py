@@ -325,12 +325,14 @@ class _Turns:
         """All of its reads are under way: they end by themselves."""
         with self._changed:
             self._loads[load] = futures
-            self._changed.notify_all()
+            if self._is_storing:
+                self._changed.notify_all()
 
     def end_load(self, load: object) -> None:
         with self._changed:
             self._loads.pop(load, None)
-            self._changed.notify_all()
+            if self._is_storing:
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def load(self) -> Iterator[None]:
