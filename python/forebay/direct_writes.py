@@ -1,4 +1,5 @@
-"""Writes past the page cache, many in flight, from wherever their bytes lie in memory."""
+"""Rows of an array written to a file, many at a time, from wherever they lie in memory: through the page cache, past it, or into
+the file's own memory."""
 
 from __future__ import annotations
 
@@ -32,37 +33,35 @@ class NotWritten(Exception):
 class _Threads:
     """Those that write, of all files of a process: starting them, and touching their memory first, takes as long as many MiB."""
 
-    def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(DEPTH, "forebay-direct")
+    def __init__(self, count: int, name: str) -> None:
+        self.pool = ThreadPoolExecutor(count, name)
         self.own = threading.local()
 
 
-_threads: list[_Threads] = []
+_threads: dict[str, _Threads] = {}
 # A process that was forked has none of them.
 os.register_at_fork(after_in_child=_threads.clear)
 
 
-class DirectWriter:
-    """Writes to a file by O_DIRECT. OSError where its file system has none."""
+class RowWriter:
+    """Writes to a file through the page cache: many rows in one call, and by no more threads than there are processors."""
+
+    # Where each piece of a file begins, but for the first of those that `write` makes.
+    ALIGN = 1
 
     def __init__(self, file: int) -> None:
-        """`file`: how it is open already; it takes what O_DIRECT refuses."""
-        self._through_cache = file
-        # The same file, even where its name means another by now.
-        self._file = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
-        if not _threads:
-            _threads.append(_Threads())
-        self._threads = _threads[0]
+        self._file = file
+        self._threads = self._threads_of("forebay-write", min(8, os.cpu_count() or 1))
         self._jobs: list[Future[None]] = []
 
     @staticmethod
-    def takes(row_bytes: int) -> bool:
-        """True for rows of so many bytes that pieces of a few MiB at most begin and end where they must."""
-        return row_bytes % (ALIGN if row_bytes > PIECE_BYTES else 512) == 0
+    def _threads_of(name: str, count: int) -> _Threads:
+        if name not in _threads:
+            _threads[name] = _Threads(count, name)
+        return _threads[name]
 
     def close(self) -> None:
         self.stop()
-        os.close(self._file)
 
     def stop(self) -> None:
         """Waits for what is in flight, and gives up what isn't yet."""
@@ -82,7 +81,7 @@ class DirectWriter:
             rows, size = rows.reshape(-1, size // parts), size // parts
             places = (places[:, None] * parts + np.arange(parts)).ravel()
         # So many rows that a piece ends where the next may begin.
-        least = ALIGN // math.gcd(ALIGN, size)
+        least = self.ALIGN // math.gcd(self.ALIGN, size)
         each = max(1, PIECE_BYTES // size // least) * least
         made = []
         for n in range(0, places.size, each):
@@ -90,15 +89,16 @@ class DirectWriter:
             self._jobs.append(made[-1])
         return made
 
-    def _gather(self, at: int, rows: numpy.ndarray, places: numpy.ndarray) -> None:
-        import numpy as np
+    def _may_lie(self, rows: numpy.ndarray) -> bool:
+        """True where rows may be written from where they lie."""
+        return rows.shape[1] >= ROW_BYTES
 
-        size = rows.shape[1]
-        if size >= ROW_BYTES and size % ALIGN == 0 and rows.__array_interface__["data"][0] % ALIGN == 0:
+    def _gather(self, at: int, rows: numpy.ndarray, places: numpy.ndarray) -> None:
+        if self._may_lie(rows):
             return self._put(at, [rows[place] for place in places.tolist()])
+        size = rows.shape[1]
         stage = self._stage(places.size * size)
-        # With "raise", what is gathered would be copied twice.
-        np.take(rows, places, axis=0, out=stage.reshape(-1, size), mode="clip")
+        _take(rows, places, stage)
         self._put(at, [stage])
 
     def _stage(self, size: int) -> numpy.ndarray:
@@ -112,16 +112,9 @@ class DirectWriter:
 
     def _put(self, at: int, parts: list[Any]) -> None:
         left = [memoryview(part) for part in parts]
-        file = self._file
         try:
             while left:
-                try:
-                    wrote = os.pwritev(file, left, at)
-                except OSError as error:
-                    if error.errno != errno.EINVAL or file == self._through_cache:
-                        raise
-                    file = self._through_cache
-                    continue
+                wrote = self._written(left, at)
                 at += wrote
                 while left and wrote >= len(left[0]):
                     wrote -= len(left.pop(0))
@@ -129,3 +122,59 @@ class DirectWriter:
                     left[0] = left[0][wrote:]
         except OSError as error:
             raise NotWritten(at, error) from None
+
+    def _written(self, parts: list[memoryview], at: int) -> int:
+        """Number of bytes that the kernel took."""
+        return os.pwritev(self._file, parts, at)
+
+
+class DirectWriter(RowWriter):
+    """Writes to a file by O_DIRECT, 32 at a time. OSError where its file system has none."""
+
+    ALIGN = ALIGN
+
+    def __init__(self, file: int) -> None:
+        """`file`: how it is open already; it takes what O_DIRECT refuses."""
+        super().__init__(file)
+        self._through_cache = file
+        # The same file, even where its name means another by now.
+        self._file = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
+        self._threads = self._threads_of("forebay-direct", DEPTH)
+
+    @staticmethod
+    def takes(row_bytes: int) -> bool:
+        """True for rows of so many bytes that pieces of a few MiB at most begin and end where they must."""
+        return row_bytes % (ALIGN if row_bytes > PIECE_BYTES else 512) == 0
+
+    def close(self) -> None:
+        super().close()
+        os.close(self._file)
+
+    def _may_lie(self, rows: numpy.ndarray) -> bool:
+        return super()._may_lie(rows) and rows.shape[1] % ALIGN == 0 and rows.__array_interface__["data"][0] % ALIGN == 0
+
+    def _written(self, parts: list[memoryview], at: int) -> int:
+        try:
+            return os.pwritev(self._file, parts, at)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return os.pwritev(self._through_cache, parts, at)
+
+
+class MappedWriter(RowWriter):
+    """Writes to a file that lies in memory, where it is mapped: a write would keep all other threads out of it."""
+
+    def __init__(self, file: int, mapped: numpy.ndarray) -> None:
+        super().__init__(file)
+        self._mapped = mapped
+
+    def _gather(self, at: int, rows: numpy.ndarray, places: numpy.ndarray) -> None:
+        _take(rows, places, self._mapped[at : at + places.size * rows.shape[1]])
+
+
+def _take(rows: numpy.ndarray, places: numpy.ndarray, to: numpy.ndarray) -> None:
+    import numpy as np
+
+    # With "raise", what is gathered would be copied twice.
+    np.take(rows, places, axis=0, out=to.reshape(-1, rows.shape[1]), mode="clip")

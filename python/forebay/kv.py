@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay import _core, reader, staging
 from forebay.buffers import Memory, memory_of, streams_before
-from forebay.direct_writes import ALIGN, DirectWriter, NotWritten
+from forebay.direct_writes import ALIGN, DirectWriter, MappedWriter, NotWritten, RowWriter
 from forebay.errors import CheckFailed, ForebayError, MachineError, RequestError, RunError
 from forebay.names import Path, file_name
 from forebay.paths import abilities
@@ -57,6 +57,8 @@ BLOCKS_MAX = 1 << 31
 EMPTY_BYTES = 1 << 20
 # What `store` moves at a time.
 STAGE_BYTES = 64 << 20
+# Of a block, what its sum is computed of at a time.
+PART_BYTES = 256 << 10
 WRITERS = 8
 IOV_MAX = 1024
 # Pages of a block table that are told apart by a set rather than by sorting.
@@ -772,11 +774,12 @@ class Store:
         return total
 
     def _parts(self, its: numpy.ndarray, pages: Pages) -> Iterator[Any]:
-        """A block's bytes out of its pages, in order: of the host as they lie there, of a GPU copied."""
+        """A block's bytes out of its pages, in order, copied: many small pages at a time."""
         view = pages.rows()
         places = [layer * pages.pages + int(page) for layer in range(pages.layers) for page in its]
         if pages.gpu is None:
-            yield from (view[place] for place in places)
+            each = max(1, PART_BYTES // pages.page_bytes)
+            yield from (view[places[begin : begin + each]] for begin in range(0, len(places), each))
         elif view is not None:
             torch = _torch(pages.tensor)
             yield view.index_select(0, torch.tensor(places, device=view.device)).cpu().numpy().reshape(-1)
@@ -816,10 +819,7 @@ class Store:
                 if self._is_unflushed and (sync or past is not None):
                     # What is written past the page cache may be there before what waits in it.
                     self._flush()
-                if past is None:
-                    self._write(keys, slots, table, pages)
-                else:
-                    self._write_past(past, keys, slots, table, pages)
+                self._write(keys, slots, table, pages, past)
                 sums = [self._sum(its, pages) for its in table] if self.has_sums else [None] * len(keys)
                 if sync:
                     os.fdatasync(self._file)
@@ -905,34 +905,6 @@ class Store:
             self._is_with_gpu = False
         return True
 
-    def _write_past(
-        self, past: DirectWriter, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages
-    ) -> None:
-        """Past the page cache, many writes in flight: through it each would be copied, one after another, and then written."""
-        import numpy as np
-
-        # In the order of the file: what adjoins there is written together.
-        order = np.argsort(slots)
-        keys, slots, table = [keys[n] for n in order], [slots[n] for n in order], table[order]
-        try:
-            if pages.gpu is None:
-                view = pages.rows()
-                layers = np.arange(pages.layers, dtype=np.uint64)
-                places = (layers[None, :, None] * pages.pages + table[:, None, :]).astype(np.int64)
-                runs = self._runs(slots)
-                self._await([job for at, some in runs for job in past.write(at, view, places[some].ravel())])
-            elif not self._write_from_gpu(keys, slots, table, pages, past):
-                for slot, its in zip(slots, table, strict=True):
-                    block = np.frombuffer(b"".join(self._parts(its, pages)), np.uint8).reshape(1, -1)
-                    self._await(past.write(self._at(slot), block, np.arange(1)))
-        except NotWritten as failed:
-            key = keys[bisect.bisect_right(slots, (failed.at - self.shape.data_at) // self.shape.block_bytes) - 1]
-            asked = f"store block {key!r:.80} at offset {failed.at} of {self.name}"
-            raise RunError(asked, failed.why.strerror or str(failed.why), "df -h; dmesg | tail") from None
-        finally:
-            # Also where it was interrupted: nothing is in flight towards places that others may have next.
-            past.stop()
-
     def _at(self, slot: int) -> int:
         return self.shape.data_at + slot * self.shape.block_bytes
 
@@ -941,21 +913,40 @@ class Store:
         ends = [n for n in range(1, len(slots)) if slots[n] != slots[n - 1] + 1] + [len(slots)]
         return [(self._at(slots[begin]), slice(begin, end)) for begin, end in itertools.pairwise([0, *ends])]
 
-    def _write(self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages) -> None:
-        lent = self._lend(pages.gpu, len(keys) * self.shape.block_bytes) if pages.gpu is not None else None
-        if lent is not None:
-            return self._write_by_gpu(lent, slots, table, pages)
-        if pages.gpu is not None and self._write_from_gpu(keys, slots, table, pages):
-            return None
-        if pages.gpu is not None:
-            for key, slot, its in zip(keys, slots, table, strict=True):
-                self._put(key, slot, 0, [b"".join(self._parts(its, pages))])
-            return
-        jobs = [
-            self._pool().submit(self._put, key, slot, 0, [memoryview(part) for part in self._parts(its, pages)])
-            for key, slot, its in zip(keys, slots, table, strict=True)
-        ]
-        self._await(jobs)
+    def _write(
+        self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages, past: DirectWriter | None
+    ) -> None:
+        """Past the page cache, many writes are in flight; through it each is copied, one after another, and written later."""
+        import numpy as np
+
+        # In the order of the file: what adjoins there is written together.
+        order = np.argsort(slots)
+        keys, slots, table = [keys[n] for n in order], [slots[n] for n in order], table[order]
+        writer = past or self._through_cache()
+        try:
+            if pages.gpu is None:
+                view = pages.rows()
+                layers = np.arange(pages.layers, dtype=np.uint64)
+                places = (layers[None, :, None] * pages.pages + table[:, None, :]).astype(np.int64)
+                runs = self._runs(slots)
+                return self._await([job for at, some in runs for job in writer.write(at, view, places[some].ravel())])
+            lent = self._lend(pages.gpu, len(keys) * self.shape.block_bytes) if past is None else None
+            if lent is not None:
+                return self._write_by_gpu(lent, slots, table, pages)
+            if not self._write_from_gpu(keys, slots, table, pages, past):
+                for slot, its in zip(slots, table, strict=True):
+                    block = np.frombuffer(b"".join(self._parts(its, pages)), np.uint8).reshape(1, -1)
+                    self._await(writer.write(self._at(slot), block, np.arange(1)))
+        except NotWritten as failed:
+            key = keys[bisect.bisect_right(slots, (failed.at - self.shape.data_at) // self.shape.block_bytes) - 1]
+            asked = f"store block {key!r:.80} at offset {failed.at} of {self.name}"
+            raise RunError(asked, failed.why.strerror or str(failed.why), "df -h; dmesg | tail") from None
+        finally:
+            # Also where it was interrupted: nothing is in flight towards places that others may have next.
+            writer.stop()
+
+    def _through_cache(self) -> RowWriter:
+        return RowWriter(self._file) if self._mapped is None else MappedWriter(self._file, self._mapped)
 
     def _lend(self, gpu: int, size: int) -> _core.Lent | None:
         """The store's memory, where a GPU may write to it. Registering takes as long as processors copy half of it."""
