@@ -10,6 +10,7 @@ from properties import parametrized
 BLOCKS = """
 import os
 import tempfile
+import threading
 
 import numpy as np
 from forebay import kv, staging
@@ -76,6 +77,40 @@ with kv.create(home.name + "/again", layers=layers, page_bytes=page, block_pages
         assert there_now.bytes() == into.tobytes(), turn
         source.free()
         there_now.free()
+
+# Blocks of more bytes than a stage has are staged by layers, and stores of several threads have stages of their own.
+kv.STAGE_BYTES = 2 * page * each
+failures = []
+
+def stores_on(number):
+    try:
+        draw = np.random.default_rng(number)
+        with kv.create(f"{home.name}/{number}", layers=layers, page_bytes=page, block_pages=each, blocks=3, path=way) as store:
+            for turn in range(2):
+                held = draw.integers(0, 256, (layers, 12, page), np.uint8)
+                source, there_now = on_gpu(held), on_gpu(np.zeros_like(held))
+                tables = draw.permutation(12)[:6].reshape(3, 2)
+                store.store(range(3), tables, kv.Pages(source, layers, 12), sync=turn % 2 > 0)
+                store.load(range(3), tables, kv.Pages(there_now, layers, 12))
+                into = np.zeros_like(held)
+                into[:, tables.ravel()] = held[:, tables.ravel()]
+                assert there_now.bytes() == into.tobytes(), turn
+                source.free()
+                there_now.free()
+                forebay.release()
+    except BaseException as error:
+        failures.append(error)
+
+threads = [threading.Thread(target=stores_on, args=(n,)) for n in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not failures, failures
+child = os.fork()
+if child == 0:
+    # What its parent has pinned is none of its own.
+    gc.collect()
+    os._exit(0 if not any(staging._free.values()) else 1)
+assert os.waitpid(child, 0)[1] == 0
 
 # A store that is half full: the rest of its file was never written.
 with kv.create(home.name + "/half", layers=layers, page_bytes=page, block_pages=each, blocks=16 * blocks, path=way) as store:

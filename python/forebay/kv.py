@@ -14,6 +14,7 @@ import errno
 import fcntl
 import itertools
 import json
+import math
 import mmap
 import os
 import stat
@@ -116,8 +117,13 @@ class Shape:
     blocks: int
 
     @property
+    def layer_bytes(self) -> int:
+        """Of a block."""
+        return self.block_pages * self.page_bytes
+
+    @property
     def block_bytes(self) -> int:
-        return self.layers * self.block_pages * self.page_bytes
+        return self.layers * self.layer_bytes
 
     @property
     def log_bytes(self) -> int:
@@ -924,6 +930,8 @@ class Store:
         keys, slots, table = [keys[n] for n in order], [slots[n] for n in order], table[order]
         writer = past or self._through_cache()
         try:
+            if not slots:
+                return None
             if pages.gpu is None:
                 view = pages.rows()
                 layers = np.arange(pages.layers, dtype=np.uint64)
@@ -976,40 +984,54 @@ class Store:
         layers, each = np.arange(shape.layers, dtype=np.uint64), np.arange(shape.block_pages, dtype=np.uint64)
         blocks = np.array(slots, np.uint64)[:, None, None]
         rows = (blocks * shape.layers + layers[None, :, None]) * shape.block_pages + each[None, None, :]
-        _fill(lent, pages, table, (rows * shape.page_bytes + shape.data_at).ravel())
+        _fill(lent, pages, table, (rows * shape.page_bytes + shape.data_at).ravel(), range(shape.layers))
 
     def _write_from_gpu(
         self, keys: Sequence[Key], slots: list[int], table: numpy.ndarray, pages: Pages, past: DirectWriter | None = None
     ) -> bool:
         """Gathered by the GPU in memory of the host, and written by threads, one stage while the next is filled. False where
         that GPU can't write there."""
-        each = max(1, STAGE_BYTES // self.shape.block_bytes)
-        count = 1 if len(keys) <= each else 2
+        parts = self._staged_parts(len(keys))
+        size = max((some.stop - some.start) * len(layers) for some, layers in parts) * self.shape.layer_bytes
         with contextlib.ExitStack() as borrowed:
             try:
-                stages = borrowed.enter_context(staging.stages(pages.gpu or 0, each * self.shape.block_bytes, count))
+                stages = borrowed.enter_context(staging.stages(pages.gpu or 0, size, min(2, len(parts))))
             except MachineError:
                 return False
-            self._write_staged(stages, each, keys, slots, table, pages, past)
+            self._write_staged(stages, parts, keys, slots, table, pages, past)
         return True
 
+    def _staged_parts(self, count: int) -> list[tuple[slice, range]]:
+        """So many blocks in what a stage holds: some of them whole, or some layers of one."""
+        shape = self.shape
+        each = STAGE_BYTES // shape.block_bytes
+        if each:
+            return [(slice(n, min(n + each, count)), range(shape.layers)) for n in range(0, count, each)]
+        # Where the next begins, a write past the page cache may, too.
+        least = ALIGN // math.gcd(ALIGN, shape.layer_bytes)
+        layers = max(1, STAGE_BYTES // shape.layer_bytes // least) * least
+        return [
+            (slice(n, n + 1), range(shape.layers)[first : first + layers])
+            for n in range(count)
+            for first in range(0, shape.layers, layers)
+        ]
+
     def _write_staged(
-        self, stages: Sequence[staging.Stage], each: int, keys: Sequence[Key], slots: list[int], table: numpy.ndarray,
-        pages: Pages, past: DirectWriter | None,
+        self, stages: Sequence[staging.Stage], parts: list[tuple[slice, range]], keys: Sequence[Key], slots: list[int],
+        table: numpy.ndarray, pages: Pages, past: DirectWriter | None,
     ) -> None:  # fmt: skip
         import numpy as np
 
-        block = self.shape.block_bytes
         under_way: list[list[Any]] = [[] for _ in stages]
         try:
-            for number, begin in enumerate(range(0, len(keys), each)):
-                some = slice(begin, begin + each)
-                stage, jobs = stages[number % 2], under_way[number % 2]
+            for number, (some, layers) in enumerate(parts):
+                stage, jobs = stages[number % len(stages)], under_way[number % len(stages)]
                 self._await(jobs)
                 jobs.clear()
-                rows = stage.bytes[: len(keys[some]) * block].reshape(-1, block)
-                _fill(stage.lent, pages, table[some], np.arange(0, rows.size, pages.page_bytes, dtype=np.uint64))
-                jobs += self._begun(keys[some], slots[some], rows, past)
+                row = len(layers) * self.shape.layer_bytes
+                rows = stage.bytes[: len(keys[some]) * row].reshape(-1, row)
+                _fill(stage.lent, pages, table[some], np.arange(0, rows.size, pages.page_bytes, dtype=np.uint64), layers)
+                jobs += self._begun(keys[some], slots[some], rows, layers.start * self.shape.layer_bytes, past)
         finally:
             # Also where it failed or was interrupted, nothing is in flight any more.
             wait(itertools.chain(*under_way))
@@ -1017,19 +1039,19 @@ class Store:
             self._await(jobs)
 
     def _begun(
-        self, keys: Sequence[Key], slots: list[int], rows: numpy.ndarray, past: DirectWriter | None
+        self, keys: Sequence[Key], slots: list[int], rows: numpy.ndarray, begin: int, past: DirectWriter | None
     ) -> list[Any]:
-        """The writes of whole blocks, begun."""
+        """The writes of whole blocks, begun; or of one from its byte `begin` on."""
         import numpy as np
 
         if past is not None:
             runs = self._runs(slots)
-            return [job for at, its in runs for job in past.write(at, rows[its], np.arange(rows[its].shape[0]))]
-        whole, block = memoryview(rows.reshape(-1).data), self.shape.block_bytes
+            return [job for at, its in runs for job in past.write(at + begin, rows[its], np.arange(rows[its].shape[0]))]
+        whole, block = memoryview(rows.reshape(-1).data), rows.shape[1]
         # Few long jobs: handing one over takes as long as copying half a MiB.
         piece = block if len(keys) >= WRITERS else max(1 << 20, -(-block // WRITERS // HEAD_BYTES) * HEAD_BYTES)
         parts = [
-            (keys[i], slots[i], part, [whole[i * block + part : i * block + min(part + piece, block)]])
+            (keys[i], slots[i], begin + part, [whole[i * block + part : i * block + min(part + piece, block)]])
             for i in range(len(keys))
             for part in range(0, block, piece)
         ]
@@ -1213,14 +1235,14 @@ def _bytes_of(part: memoryview) -> Any:
     return np.frombuffer(part, np.uint8)
 
 
-def _fill(lent: _core.Lent, pages: Pages, table: numpy.ndarray, to: numpy.ndarray) -> None:
+def _fill(lent: _core.Lent, pages: Pages, table: numpy.ndarray, to: numpy.ndarray, layers: range) -> None:
     """Copies the pages of a block table, layer after layer of each block, to these places in memory of the host."""
     import numpy as np
 
-    layers = np.arange(pages.layers, dtype=np.uint64)
-    places = (layers[None, :, None] * pages.pages + table[:, None, :].astype(np.uint64)).ravel()
+    numbers = np.arange(layers.start, layers.stop, dtype=np.uint64)
+    places = (numbers[None, :, None] * pages.pages + table[:, None, :].astype(np.uint64)).ravel()
     begins = places * pages.page_bytes + pages.memory.address
-    at = [int(numbers.__array_interface__["data"][0]) for numbers in (begins, to)]
+    at = [int(words.__array_interface__["data"][0]) for words in (begins, to)]
     lent.fill(at[0], at[1], to.size, pages.page_bytes, streams_before([pages.memory], None))
 
 

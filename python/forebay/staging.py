@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 from forebay import _core
+from forebay.errors import MachineError
 
 HUGE_BYTES = 2 << 20
 # So many of a GPU are kept: one is written from while the other is filled.
@@ -19,11 +20,15 @@ class Stage:
     """Whole huge pages, pinned: of small ones, each is a piece of its own to a device, and a write of 1 MiB too many of them."""
 
     def __init__(self, gpu: int, size: int) -> None:
-        """MachineError where that GPU doesn't write to the host's memory."""
+        """MachineError where that GPU doesn't write to the host's memory, or where there is none left."""
         import numpy as np
 
         size = -(-size // HUGE_BYTES) * HUGE_BYTES
-        held = mmap.mmap(-1, size + HUGE_BYTES)
+        try:
+            held = mmap.mmap(-1, size + HUGE_BYTES)
+        except OSError as error:
+            asked = f"{size} bytes of host memory for GPU {gpu}"
+            raise MachineError(asked, error.strerror or str(error), "ulimit -v unlimited") from None
         with contextlib.suppress(OSError):
             held.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(held, np.uint8)
@@ -50,15 +55,20 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextlib.contextmanager
 def stages(gpu: int, size: int, count: int) -> Iterator[list[Stage]]:
-    """Borrows `count` stages of `size` bytes at least, of which nothing is in flight any more when this ends."""
+    """Borrows `count` stages of `size` bytes at least, or fewer where memory for more can't be pinned, of which nothing is in
+    flight any more when this ends."""
     with _lock:
         free = _free.setdefault(gpu, [])
         fit = [stage for stage in free if stage.bytes.size >= size][:count]
         _free[gpu] = [stage for stage in free if stage not in fit]
     try:
-        # One by one: where the second fails, the first isn't lost.
-        while len(fit) < count:
-            fit.append(Stage(gpu, size))
+        try:
+            # One by one: where the second fails, the first isn't lost.
+            while len(fit) < count:
+                fit.append(Stage(gpu, size))
+        except MachineError:
+            if not fit:
+                raise
         yield fit
     finally:
         with _lock:

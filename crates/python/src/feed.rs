@@ -349,7 +349,28 @@ fn interruptibly<T: Send + 'static>(
 
 /// Memory of the host that a GPU writes to by itself.
 #[pyclass(module = "forebay._core", frozen)]
-pub struct Lent(Mutex<Option<HostMemory>>);
+pub struct Lent {
+    memory: Mutex<Option<HostMemory>>,
+    process: u32,
+}
+
+impl Lent {
+    /// Unpins it, once the GPU has ended; not in a process that was forked since, which has neither.
+    fn end(&self) {
+        let memory = self.memory.lock().ok().and_then(|mut memory| memory.take());
+        if self.process == std::process::id() {
+            drop(memory);
+        } else {
+            std::mem::forget(memory);
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        Python::attach(|py| py.detach(|| self.end()));
+    }
+}
 
 #[pymethods]
 impl Lent {
@@ -358,7 +379,8 @@ impl Lent {
     fn new(py: Python<'_>, gpu: u32, address: u64, bytes: usize) -> PyResult<Lent> {
         // SAFETY: the package keeps the mapping for as long.
         let lent = py.detach(|| unsafe { HostMemory::lend(gpu, address, bytes) });
-        Ok(Lent(Mutex::new(Some(lent.map_err(|e| raise(py, e))?))))
+        let memory = Mutex::new(Some(lent.map_err(|e| raise(py, e))?));
+        Ok(Lent { memory, process: std::process::id() })
     }
 
     /// Has the GPU copy `bytes_each` from each of its addresses to each byte of this memory; both are `count` words of 64 bits,
@@ -373,7 +395,7 @@ impl Lent {
         after: Vec<(u32, u64)>,
     ) -> PyResult<()> {
         let done = py.detach(|| {
-            let lent = self.0.lock().expect("no holder panics");
+            let lent = self.memory.lock().expect("no holder panics");
             let Some(lent) = lent.as_ref() else {
                 return Err(Error::request("memory that was lent to a GPU", "it was taken back", ""));
             };
@@ -385,7 +407,7 @@ impl Lent {
 
     /// Takes it back, once the GPU has ended.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.0.lock().expect("no holder panics").take()));
+        py.detach(|| self.end());
     }
 }
 
