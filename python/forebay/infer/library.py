@@ -228,7 +228,10 @@ class FromStorage(Library):
         self.load_bytes = 0
         self._batch = batch
         self._stamp = self._stamped()
-        self.file = forebay.open(self.path, self.way if self.memory.device != "cpu" else "auto", direct)
+        # By the GPU where it may: how long a read takes counts for nothing, as it is asked for ahead, and what processors copy
+        # they copy beside LoadGen and the model's launches.
+        way = self.way if self.memory.device != "cpu" else "auto"
+        self.file = forebay.open(self.path, way, direct, prefer="cpu")
         self._free = [self.memory.empty(batch, self.row_bytes) for _ in range(AHEAD + 2)]
         self.ways = {"direct": 0, "staged": 0, "mapped": 0}
         self.reads = 0
