@@ -112,3 +112,10 @@ def test_demands_of_several_trainings_are_none() -> None:
     damaged = run(supply=3, peak_samples_per_s_ci95="x", device="cpu", batch="x")
     found = trained.read(json.dumps({**damaged, "environment": 3}), "x")
     assert found is not None and found.gpus == 1 and found.low is None and "says nothing about a GPU" in found.rests(1, None)[1]
+
+
+@pytest.mark.promise("TRN-45")
+def test_a_run_faster_than_its_own_peak_is_what_its_model_takes() -> None:
+    found = trained.read(json.dumps(run(1e6, samples_per_s=1.1e6, samples_per_s_ci95=[1.0e6, 1.2e6])), "x")
+    assert found is not None and (found.samples_per_s, found.low, found.high) == (1.1e6, 1.0e6, 1.2e6)
+    assert found.sample_bytes == pytest.approx(912) and found.gib_s == pytest.approx(1.1e6 * 912 / GIB)

@@ -60,7 +60,8 @@ class Ideal:
         record: dict[str, Any] = json.loads(json.dumps(self._template))
         rate = min(self.peak_of, (self._of.gib_s or 0.0) * GIB / self._row_bytes)
         part = record["train"]
-        part.update(model=self._name, samples_per_s=rate, peak_samples_per_s=self.peak_of, supply_gib_s=self._of.gib_s)
+        part.update(model=self._name, samples_per_s=rate, rate_gib_s=rate * self._row_bytes / GIB, samples_per_s_ci95=None)
+        part.update(peak_samples_per_s=self.peak_of, supply_gib_s=self._of.gib_s)
         part.update(demand_gib_s=self.peak_of * self._row_bytes / GIB, demand_gib_s_ci95=None, supply=self._of.document())
         part["advice"] = advice.advice(part, self._of.drives_for)
         record["id"] = None

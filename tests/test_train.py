@@ -365,6 +365,22 @@ def test_of_batches_that_came_by_gds_the_advice_says_so() -> None:
 
 
 @pytest.mark.promise("TRN-7")
+def test_a_run_that_went_faster_than_its_own_peak_tells_what_the_model_takes() -> None:
+    train = {**made_up(random.Random(3), "compute"), "supply_gib_s": 2.0, "peak_samples_per_s": 1e6, "samples_per_s": 1.2e6}
+    gib_s = 1.2e6 * data.ROW_BYTES / GIB
+    slow = {"demand_gib_s": gib_s / 1.2, "demand_gib_s_ci95": None, "rate_gib_s": gib_s, "samples_per_s_ci95": [1.1e6, 1.3e6]}
+    storage, _, balance = advice.advice({**train, **slow})
+    assert f"{2.0 / gib_s:.2f} times what the model takes" in storage["text"], storage
+    low, high = (advice._gib(0.95 * gib_s * end / 1.2e6) for end in (1.1e6, 1.3e6))
+    assert f"no more than {advice._gib(0.95 * gib_s)} GiB/s a GPU ({low} to {high}) within 5 %" in storage["text"]
+    assert "at 1,200,000 samples/s, 20 % above its own peak, which was measured too low" in balance["text"]
+    # Two pieces of time have no interval, and one within the peak's is no contradiction.
+    assert "GiB/s a GPU within 5 %" in advice.storage({**train, **slow, "samples_per_s_ci95": None}, None)
+    within = {**train, **slow, "demand_gib_s_ci95": [0.9 * gib_s / 1.2, 1.25 * gib_s / 1.2]}
+    assert advice.need(within) == advice.Need(gib_s / 1.2, (0.9 * gib_s / 1.2, 1.25 * gib_s / 1.2))
+
+
+@pytest.mark.promise("TRN-7")
 def test_what_the_page_cache_brought_says_nothing_of_the_storage() -> None:
     train = {**made_up(random.Random(1), "compute"), "supply": {"kind": supply.LOADER, "gpus": 1}, "cached": True}
     text = advice.storage(train, supply.drives_for)

@@ -86,7 +86,8 @@ def test_a_batch_is_shared_evenly_and_a_supply_by_the_gpus(tmp_path: Path) -> No
 def test_advice_is_of_each_gpu_where_figures_are_of_all() -> None:
     one = {"demand_gib_s": 1.5, "supply_gib_s": 3.0, "peak_samples_per_s": 1e6, "supply": {"kind": "the loader", "gpus": 1}}
     two = {**one, "demand_gib_s": 3.0, "supply_gib_s": 6.0, "peak_samples_per_s": 2e6, "ranks": 2}
-    assert advice.needs(one) == advice.needs(two) and advice.verdict(one) == advice.verdict(two) == advice.COMPUTE
+    assert advice.needs(advice.Need(1.5, None)) == advice.needs(advice.Need(3.0, None), 2)
+    assert advice.verdict(one) == advice.verdict(two) == advice.COMPUTE
     assert "2 such GPUs" in advice.storage(two, supply.drives_for) and "1.4" in advice.storage(two, supply.drives_for)
 
 

@@ -103,7 +103,7 @@ def read(text: str, where: str, kind: str = "train") -> Demand | None:
         raise RequestError(where, f"its runs have several demands: {several}"[:600], "a file with those of one")
     [((model, batch, device), parts)] = found.items()
     # Of one GPU; a run's are of all its ranks.
-    peaks = [float(part["peak_samples_per_s"]) / (_number(part.get("ranks")) or 1.0) for part in parts]
+    peaks = [_best(part) / (_number(part.get("ranks")) or 1.0) for part in parts]
     each = statistics.fmean(float(p["demand_gib_s"]) * GIB / float(p["peak_samples_per_s"]) for p in parts)
     low, high = _interval(parts, peaks)
     supplies = [part["supply"] for part in parts if isinstance(part.get("supply"), dict)]
@@ -140,11 +140,17 @@ def _interval(parts: list[Record], peaks: list[float]) -> tuple[float | None, fl
     if len(peaks) > 1:
         found = mean_interval(peaks)
         return (None if found.low is None else max(0.0, found.low)), found.high
-    ends = parts[0].get("peak_samples_per_s_ci95")
+    of = "peak_samples_per_s" if _best(parts[0]) == parts[0]["peak_samples_per_s"] else "samples_per_s"
+    ends = parts[0].get(f"{of}_ci95")
     if isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, (int, float)) for end in ends):
         ranks = _number(parts[0].get("ranks")) or 1.0
         return float(ends[0]) / ranks, float(ends[1]) / ranks
     return None, None
+
+
+def _best(part: Record) -> float:
+    """The model's own peak, which is measured for a moment; a run that was faster has a higher one."""
+    return max(float(part["peak_samples_per_s"]), _number(part.get("samples_per_s")) or 0.0)
 
 
 def _number(value: Any, most: float = RATE_MAX) -> float | None:

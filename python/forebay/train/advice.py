@@ -7,6 +7,7 @@ the smallest supply within 5 % of the plateau is 0.95 of the need, whose interva
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from forebay.numbers import percent, ratio, significant, whole
@@ -28,15 +29,38 @@ COMPUTE, SUPPLY, BETWEEN, UNKNOWN = "compute", "supply", "between", "unknown"
 COMPATIBILITY = "can't be told here: cuFile runs in compatibility mode"
 
 
+@dataclass(frozen=True)
+class Need:
+    """Bytes that the model takes where nothing holds it back, GiB/s. `interval`: None where few pieces of time were measured.
+    `above`: the share by which that is more than its own peak, where the run itself was faster."""
+
+    gib_s: float
+    interval: tuple[float, float] | None
+    above: float = 0.0
+
+
+def need(train: dict[str, Any]) -> Need | None:
+    """That of the model's own peak, which is measured for a moment before the run; where the run was faster, that of the run."""
+    peak, rate = train.get("demand_gib_s"), train.get("rate_gib_s")
+    if not peak:
+        return None
+    ends = train.get("demand_gib_s_ci95")
+    if not rate or rate <= max(peak, ends[1] if ends else peak):
+        return Need(peak, (ends[0], ends[1]) if ends else None)
+    ends = train.get("samples_per_s_ci95")
+    each = rate / train["samples_per_s"]
+    return Need(rate, (each * ends[0], each * ends[1]) if ends else None, rate / peak - 1)
+
+
 def verdict(train: dict[str, Any]) -> str:
     """The limit of the run: its compute, its supply, or both about alike; unknown where the peak or the supply isn't known."""
-    demand, supply = train.get("demand_gib_s"), train.get("supply_gib_s")
-    if not demand or not supply:
+    found, supply = need(train), train.get("supply_gib_s")
+    if found is None or not supply:
         return UNKNOWN
-    low, high = train.get("demand_gib_s_ci95") or (demand, demand)
-    if supply < BOUND_BELOW * min(low, demand):
+    low, high = found.interval or (found.gib_s, found.gib_s)
+    if supply < BOUND_BELOW * min(low, found.gib_s):
         return SUPPLY
-    if supply > FREE_ABOVE * max(high, demand):
+    if supply > FREE_ABOVE * max(high, found.gib_s):
         return COMPUTE
     return BETWEEN
 
@@ -47,13 +71,14 @@ def keeps_up(train: dict[str, Any]) -> bool:
     return verdict(train) != SUPPLY and wait is not None and wait <= WAIT_MAX_PCT
 
 
-def needs(train: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
-    """The smallest supply of a GPU within 5 % and within 1 % of the plateau, GiB/s: value and interval."""
-    demand = train["demand_gib_s"]
-    low, high = train.get("demand_gib_s_ci95") or (demand, demand)
+def needs(found: Need, ranks: int = 1) -> dict[str, Need]:
+    """The smallest supply of a GPU within 5 % and within 1 % of the plateau."""
     # Figures of a run are those of all its ranks.
-    shares = {name: share / (train.get("ranks") or 1) for name, share in (("5 %", 0.95), ("1 %", 0.99))}
-    return {name: (share * demand, share * low, share * high) for name, share in shares.items()}
+    shares = {name: share / ranks for name, share in (("5 %", 0.95), ("1 %", 0.99))}
+    return {
+        name: Need(share * found.gib_s, found.interval and (share * found.interval[0], share * found.interval[1]))
+        for name, share in shares.items()
+    }
 
 
 def advice(train: dict[str, Any], drives: Drives | None = None) -> list[dict[str, str]]:
@@ -66,15 +91,12 @@ def advice(train: dict[str, Any], drives: Drives | None = None) -> list[dict[str
 
 
 def storage(train: dict[str, Any], drives: Drives | None) -> str:
-    bound = verdict(train)
-    if bound == UNKNOWN:
+    bound, found = verdict(train), need(train)
+    if bound == UNKNOWN or found is None:
         return "Nothing can be said of storage: the model's own peak, or the supply, wasn't measured."
-    demand, supply = train["demand_gib_s"], train["supply_gib_s"]
-    least = needs(train)
-    wanted = " and ".join(
-        f"{_gib(value)} GiB/s a GPU ({_gib(low)} to {_gib(high)}) within {name} of it"
-        for name, (value, low, high) in least.items()
-    )
+    demand, supply = found.gib_s, train["supply_gib_s"]
+    least = needs(found, train.get("ranks") or 1)
+    wanted = " and ".join(f"{_gib(each.gib_s)} GiB/s a GPU{_within(each)} within {name} of it" for name, each in least.items())
     reported = {
         SUPPLY: f"Storage limits this run: {_gib(supply)} GiB/s is {percent(supply / demand)} of what the model takes, and a "
         f"faster supply gains up to {ratio(demand / supply)} times; the plateau needs",
@@ -89,7 +111,7 @@ def storage(train: dict[str, Any], drives: Drives | None) -> str:
             "nothing of the storage: to reach the plateau that has to bring"
         )
     gpus = max((train.get("supply") or {}).get("gpus") or 1, train.get("ranks") or 1)
-    return f"{reported} {wanted}{_drives(list(drives(least['5 %'][0], gpus)) if drives else [], gpus)}."
+    return f"{reported} {wanted}{_drives(list(drives(least['5 %'].gib_s, gpus)) if drives else [], gpus)}."
 
 
 def _drives(choices: Sequence[tuple[str, int, float]], gpus: int) -> str:
@@ -133,10 +155,13 @@ def gds(train: dict[str, Any]) -> str:
 
 def balance(train: dict[str, Any]) -> str:
     """The bottleneck, what idles beside it, and the next one."""
-    bound = verdict(train)
-    if bound == UNKNOWN:
+    bound, found = verdict(train), need(train)
+    if bound == UNKNOWN or found is None:
         return "Balance can't be told: the model's own peak, or the supply, wasn't measured."
-    demand, supply = train["demand_gib_s"], train["supply_gib_s"]
+    demand, supply = found.gib_s, train["supply_gib_s"]
+    best = f"{whole(train['peak_samples_per_s'] * (1 + found.above))} samples/s"
+    if found.above > WAIT_MAX_PCT / 100:
+        best += f", {percent(found.above)} above its own peak, which was measured too low (a longer --peak-seconds)"
     wait, idle = train.get("input_wait_pct"), train.get("gpu_idle_pct")
     what = "the GPU" if str(train.get("device") or "").startswith("cuda") else "the model"
     waits = "" if wait is None else f"{what} waits for batches {significant(wait)} % of the time"
@@ -148,12 +173,12 @@ def balance(train: dict[str, Any]) -> str:
     if bound == SUPPLY:
         return (
             f"The supply is the bottleneck{waits}; from {ratio(demand / supply)} times this supply on it is compute, "
-            f"at {whole(train['peak_samples_per_s'])} samples/s."
+            f"at {best}."
         )
     if bound == COMPUTE:
         over = ", which is more than it can use" if supply > OVER * demand else ""
         return (
-            f"Compute is the bottleneck, at {whole(train['peak_samples_per_s'])} samples/s{waits}; the supply would carry "
+            f"Compute is the bottleneck, at {best}{waits}; the supply would carry "
             f"{ratio(supply / demand)} times this compute{over}."
         )
     return f"Supply and compute are balanced{waits}: to gain more than a few per cent, both have to grow."
@@ -161,6 +186,10 @@ def balance(train: dict[str, Any]) -> str:
 
 def _gib(value: float) -> str:
     return significant(value)
+
+
+def _within(found: Need) -> str:
+    return f" ({_gib(found.interval[0])} to {_gib(found.interval[1])})" if found.interval else ""
 
 
 def _sum(cost: Any) -> float | None:

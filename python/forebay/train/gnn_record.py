@@ -258,6 +258,8 @@ def pays(part: Record) -> str:
         return "Which way is faster can't be told: one of them wasn't measured."
     each = f"an epoch takes {seconds(ways[GATHER]['epoch_s'])} gathered and {seconds(ways[BULK]['epoch_s'])} from memory"
     load = f"a load of {bytes_(of['feature_bytes'])} takes {seconds(ways[BULK]['load_s'])}"
+    if from_ is None and ways[GATHER]["epoch_s"] <= ways[BULK]["epoch_s"]:
+        return f"Leave the features in their file (--way gather): that costs no time, as {each}; {load}, which never pays."
     if from_ is None:
         return f"Leave the features in their file (--way gather): {each}, and {load}, which never pays."
     number = math.ceil(from_)
@@ -291,4 +293,6 @@ def _load_balance(part: Record) -> str:
     if not rate:
         return "Balance can't be told: no rate was measured."
     of = f", {percent(rate / own)} of its peak" if own else ""
+    if own and rate > (1 + advice.WAIT_MAX_PCT / 100) * own:
+        of += ", which was measured too low (a longer --peak-seconds)"
     return f"After the load compute is the bottleneck, at {whole(rate)} samples/s{of}."
