@@ -114,6 +114,12 @@ def lines_with(pattern: re.Pattern[str], text: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
 
 
+def test_no_two_test_files_have_the_same_name() -> None:
+    """pytest takes the second for the first where a target collects both folders: make test-root, make test-long."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+
+
 @pytest.mark.promise("HSE-6")
 def test_no_file_names_a_machine_path_or_a_registry() -> None:
     found = []
