@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,18 @@ def test_the_references_csv_and_burstgpts_are_read_plain_and_packed(tmp_path: Pa
 
 
 GOOD = '{"timestamp": 5, "input_length": 600, "hash_ids": [1, 2]}\n'
+
+
+@pytest.mark.promise("KVC-44")
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_trace_comes_through_a_pipe_too(pack: Callable[[bytes], bytes]) -> None:
+    end, begin = os.pipe()
+    try:
+        os.write(begin, pack(GOOD.encode() * 3))
+        os.close(begin)
+        assert replay.replayed(f"/dev/fd/{end}", replay.Asked(options()))["trace"]["requests"] == 3
+    finally:
+        os.close(end)
 
 
 @pytest.mark.promise("KVC-44")

@@ -65,19 +65,19 @@ class _Lines:
         path = pipes.readable(path)
         pipes.refuse_to_read(path, f"trace {path}")
         try:
-            with open(path, "rb") as raw:
-                begins = raw.read(4)
-            self._file = self._opened(path, begins)
+            # Once: of a pipe, what was read is gone.
+            self._file = self._unpacked(path, open(path, "rb"))
         except (OSError, ValueError) as error:
             raise RequestError(f"trace {path}", getattr(error, "strerror", None) or str(error), "a file that exists") from None
 
-    def _opened(self, path: str, begins: bytes) -> Any:
+    def _unpacked(self, path: str, packed: io.BufferedReader) -> Any:
+        begins = packed.peek(4)
         if begins.startswith(GZIP):
-            return gzip.open(path, "rb")
+            return gzip.open(packed, "rb")
         if not begins.startswith(ZSTD):
-            return open(path, "rb")
+            return packed
         try:
-            return io.BufferedReader(_Frames(path, importlib.import_module("zstandard")), _Frames.PIECE)
+            return io.BufferedReader(_Frames(packed, importlib.import_module("zstandard")), _Frames.PIECE)
         except ModuleNotFoundError:
             reported = "is packed with zstd; that needs Python's module zstandard, which isn't installed"
             raise MachineError(f"trace {path}", reported, "pip install zstandard, or zstd -d") from None
@@ -137,8 +137,8 @@ class _Frames(io.RawIOBase):
 
     PIECE = 1 << 16
 
-    def __init__(self, path: str, zstandard: Any) -> None:
-        self._zstandard, self._file = zstandard, open(path, "rb")
+    def __init__(self, packed: io.BufferedReader, zstandard: Any) -> None:
+        self._zstandard, self._file = zstandard, packed
         self._frame: Any = None
         self._packed, self._plain = b"", memoryview(b"")
 
