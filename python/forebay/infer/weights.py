@@ -40,6 +40,8 @@ def read(
     `without`: a tensor that stays in the file, where it is the first. Of bfloat16, which NumPy hasn't got, host memory has
     the words.
     """
+    from forebay.reader import together
+
     began = time.perf_counter()
     with SafetensorsFile(path, way if memory.device != "cpu" else "auto", once=True) as file:
         refuse_others(path, file, shapes, kind)
@@ -48,22 +50,21 @@ def read(
         allocating = time.perf_counter()
         blob = memory.empty(1, total)[0]
         allocated = time.perf_counter()
-        if link is None:
-            report = file.file.read_async(blob, begin, total).report()
-        else:
-            pieces = range(0, total, PIECE)
-            reads = [file.file.read_async(blob[at : at + PIECE], begin + at, min(PIECE, total - at)) for at in pieces]
-            from forebay.reader import together
-
-            done = []
-            for each in reads:
-                done.append(each.report())
+        step = total if link is None else PIECE
+        reads = [
+            file.file.read_async(blob[at : at + step], begin + at, min(step, total - at)) for at in range(0, total, step)
+        ]
+        # Meanwhile: hundreds of names take milliseconds.
+        tensors = {}
+        for tensor in wanted:
+            at = tensor.offset - begin
+            tensors[tensor.name] = _typed(blob[at : at + tensor.bytes], kind).reshape(tensor.shape)
+        done = []
+        for each in reads:
+            done.append(each.report())
+            if link is not None:
                 link.hold(done[-1].bytes, began)
-            report = together(done)
-    tensors = {}
-    for tensor in wanted:
-        at = tensor.offset - begin
-        tensors[tensor.name] = _typed(blob[at : at + tensor.bytes], kind).reshape(tensor.shape)
+        report = together(done)
     ended = time.perf_counter()
     return Read(tensors, blob, begin, total, allocated - allocating, ended - began - (allocated - allocating), report)
 
