@@ -175,7 +175,9 @@ def versions() -> dict[str, str]:
     """Of the libraries that this process has imported."""
     peers = ("safetensors", "fastsafetensors", "instanttensor", "runai_model_streamer")
     names = ("kvikio", "cupy", "torch", *peers, "forebay", "numpy")
-    return {n: str(getattr(m, "__version__", "?")) for n in names if (m := sys.modules.get(n))}
+    found = {n: str(getattr(m, "__version__", "?")) for n in names if (m := sys.modules.get(n))}
+    core = sys.modules.get("forebay._core")
+    return found | ({"forebay build": " ".join(json.loads(core.features())["features"])} if core else {})
 
 
 def cpu_s(pids: Sequence[int] = ()) -> float:

@@ -135,7 +135,7 @@ def forebay(
             raise Unavailable(f"{name}: {resident} of the file was in the page cache, not all of it")
         cpu = result["cpu"]
         keys = "ran reason engine engine_features slot_pages destination direct_bytes staged_bytes mapped_bytes"
-        proof = {k: path.get(k) for k in keys.split()} | {"cache": record["cache"]}
+        proof = {k: path.get(k) for k in keys.split()} | {"cache": record["cache"], "build": record["forebay"]}
         proof |= {k: result.get(k) for k in ("latency_us", "copy_latency_us")}
         proof |= {"batch_latency_us": (result.get("batch") or {}).get("latency_us")}
         cpu_s = spent_s(cpu)

@@ -393,6 +393,7 @@ def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[]
     done: list[tuple[Cell, Rounds, list[dict[str, Any]]]] = []
     found: list[dict[str, Any]] = []
     text = ""
+    debug: set[str] = set()
     for build in cells:
         try:
             cell = build()
@@ -400,16 +401,21 @@ def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[]
             say(str(reason))
             return 3
         figures, noise = interleave(cell, options.rounds, options.seconds, say)
+        debug |= {name for name, runs in figures.items() if any(is_debug(run) for run in runs)}
         settled = [judge(b, cell, figures) for b in cell.bounds]
         done.append((cell, figures, settled))
         commands = {c.name: shlex.join(c.command) for c in cell.contenders}
         runs = {n: [{**asdict(f), "gib_s": f.gib_s, "iops": f.iops} for f in fs] for n, fs in figures.items()}
         reported = {"cell": cell.name, "commands": commands, "chosen": cell.chosen, "left_out": cell.lost}
         found.append(reported | {"runs": runs, "noise": noise, "bounds": settled})
-        text = section(title, options, f"{tables(done)}\n\n{meanwhile(found)}\n")
+        text = section(title, options, f"{tables(done)}\n\n{meanwhile(found)}\n{doubts(debug)}")
         save(options.json, title, options, found, text)
     if not done:
         say(f"no cell's name holds '{options.only}'")
+        return 2
+    if debug and options.publish:
+        print(text)
+        say("nothing is kept of a debug build; try: make demo, which installs a release")
         return 2
     publish(title, options, text)
     held = [s["holds"] for _, _, settled in done for s in settled]
@@ -419,6 +425,19 @@ def compare(title: str, options: argparse.Namespace, cells: Sequence[Callable[[]
 def tables(done: list[tuple[Cell, Rounds, list[dict[str, Any]]]]) -> str:
     """One table for the cells that count by GiB, one for those that count by I/O."""
     return "\n\n".join(table(part) for per in ("GiB", "I/O") if (part := [d for d in done if d[0].per == per]))
+
+
+def is_debug(figure: Figure) -> bool:
+    """It is of a build of Forebay that isn't optimised, as its record says, or the child that imported it."""
+    ready, build = figure.proof.get("ready"), figure.proof.get("build")
+    features = ready.get("forebay build", "").split() if isinstance(ready, dict) else []
+    return "debug" in features or isinstance(build, dict) and "debug" in build.get("features", [])
+
+
+def doubts(debug: set[str]) -> str:
+    if not debug:
+        return ""
+    return f"\n{', '.join(sorted(debug))}: a debug build of Forebay, of which no rate and no CPU time says anything.\n"
 
 
 def meanwhile(found: list[dict[str, Any]]) -> str:

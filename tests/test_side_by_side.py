@@ -48,6 +48,15 @@ def test_rounds_go_forwards_then_backwards() -> None:
     assert "".join(order) == "ABBAABBA" and len(figures["A"]) == len(noise) == 4
 
 
+def test_a_debug_build_is_named_and_nothing_of_it_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proofs = {"child": {"ready": {"forebay build": "uring debug"}}, "command": {"build": {"features": ["debug"]}}}
+    made = [contender(n, *[Figure(1.0, GIB, 1000, 0.1, None, proof)] * 2) for n, proof in {**proofs, "peer": {}}.items()]
+    options = argparse.Namespace(rounds=2, seconds=0, json=None, publish=True, dir=tmp_path, only=None)
+    assert side_by_side.compare("t", options, [lambda: Cell("x", made, [], ours="child")]) == 2
+    out = capsys.readouterr()
+    assert "child, command: a debug build of Forebay" in out.out and "nothing is kept of a debug build" in out.err
+
+
 def test_only_figures_of_one_round_are_compared() -> None:
     """The machine halves its speed between the rounds; the ratio doesn't notice."""
     figures = {"forebay": [figure(2), figure(1), figure(4)], "peer": [figure(1), figure(0.5), figure(2)]}

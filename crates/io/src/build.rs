@@ -10,9 +10,11 @@ pub fn set_build_commit(commit: Option<&str>) {
     let _ = COMMIT.set(commit.filter(|c| !c.is_empty()).map(String::from));
 }
 
-/// Version and features of this build.
+/// Version and features of this build; `debug` where it isn't optimised, and no rate or CPU time of it is worth a look.
 pub fn current_build() -> Build {
     let map = crate::copy::GUARDED_COPIES.then_some("map");
-    let features = ["uring", "pread", "cuda-dlopen"].into_iter().chain(map).map(String::from).collect();
+    let debug = cfg!(debug_assertions).then_some("debug");
+    let features = ["uring", "pread", "cuda-dlopen"].into_iter().chain(map).chain(debug);
+    let features = features.map(String::from).collect();
     Build { version: env!("CARGO_PKG_VERSION").into(), commit: COMMIT.get().cloned().flatten(), features }
 }
