@@ -55,7 +55,7 @@ class Target:
     def check(self) -> None:
         given = [v for v in (self.accelerators, self.gibps, self.minutes, self.seconds) if v is not None]
         if len(given) != 1:
-            next_ = "one of --accelerators 8, --gib-s 20, --minutes 6, --seconds 30"
+            next_ = "one of --accelerators 8, --gib-s 20, --minutes 6, --seconds 30, --kv-users 50"
             raise RequestError("the target", f"{len(given)} were given", next_)
         if not 0 < given[0] < TARGET_MAX:
             raise RequestError(f"the target {str(given[0])[:60]}", "must be a number above 0", "a target above 0")
