@@ -238,3 +238,27 @@ def test_a_header_is_no_row(tmp_path: Path) -> None:
     assert done.returncode == 2 and f"try: no --row-bytes, or --start {begin}, where its array begins" in done.stderr
     (tmp_path / "x.bin").write_bytes(bytes(64))
     assert len(Rows(str(tmp_path / "x.bin"), (4,), np.float32)) == 4
+
+
+@pytest.mark.promise("PYT-18")
+def test_memory_of_batches_is_used_again_once_nobody_refers_to_it(tmp_path: Path) -> None:
+    table = np.random.default_rng(5).integers(1 << 30, size=(4096, 128))
+    (tmp_path / "table").write_bytes(table.tobytes())
+    rows = Rows(tmp_path / "table", (128,), np.int64)
+    numbers = [np.random.default_rng(seed).integers(len(rows), size=1500) for seed in range(8)]
+    kept = [rows[n] for n in numbers]
+    assert len({batch.ctypes.data for batch in kept}) == len(kept)
+    parts = [batch[7:9] for batch in kept]
+    del kept
+    for part, n in zip(parts, numbers, strict=True):
+        assert (part == table[n[7:9]]).all()
+    places = set()
+    for n in numbers:
+        batch = rows[n]
+        places.add(batch.ctypes.data)
+        assert (batch == table[n]).all() and batch.flags.writeable
+        del batch
+    assert len(places) == 1
+    assert (pickle.loads(pickle.dumps(rows))[numbers[0]] == table[numbers[0]]).all()
+    rows.close()
+    assert (parts[0] == table[numbers[0][7:9]]).all()

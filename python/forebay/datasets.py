@@ -16,6 +16,7 @@ from forebay.errors import RequestError
 from forebay.names import Path, file_name
 from forebay.reader import File, Future, open
 from forebay.rows import check_row, check_whole
+from forebay.spare import Spare
 from forebay.tables import Table
 
 # Batches for a GPU that may be on their way at a time.
@@ -28,7 +29,8 @@ class Rows:
     names   name of a file, or a list of names
     shape   shape of one row; () for a single number
     dtype   torch.float32 and the like: rows are tensors on `device`; a NumPy dtype: arrays
-    path    as for forebay.open, and prefer; start: the byte of each file where its rows begin
+    path    as for forebay.open, and prefer (None: "rate" into host memory, "balance" to a GPU); start: the byte of each file
+            where its rows begin
 
     `data[7]` is a row, `data[[7, 8, 9]]` a batch of shape (3, *shape): `DataLoader(data, batch_size=None,
     sampler=BatchSampler(…))` takes whole batches so, without a copy. `DataLoader(data, batch_size=64)` asks by
@@ -47,11 +49,12 @@ class Rows:
         path: str = "auto",
         start: int = 0,
         device: Any = "cpu",
-        prefer: str = "balance",
+        prefer: str | None = None,
     ) -> None:
         self.names = [file_name(n) for n in ([names] if isinstance(names, (str, bytes, os.PathLike)) else names)]
         self.shape = tuple(check_whole(n, "shape") for n in shape)
-        self.dtype, self.device, self.path, self.start, self.prefer = dtype, device, path, start, prefer
+        self.dtype, self.device, self.path, self.start = dtype, device, path, start
+        self.prefer = prefer or ("rate" if str(device) == "cpu" else "balance")
         self._torch = is_torch(dtype)
         if not self._torch and str(device) != "cpu":
             raise RequestError(f"rows of {dtype} on {device}", "NumPy's arrays are in host memory", "dtype=torch.float32")
@@ -63,6 +66,7 @@ class Rows:
         self._open: tuple[int, File | Table] | None = None
         self._under_way: deque[Future] = deque()
         self._stream: Any = None
+        self._spare = Spare()
         sizes = [file.size for file in self.files()]
         self._length = sum(max(0, size - start) // self.row_bytes for size in sizes)
 
@@ -87,7 +91,7 @@ class Rows:
         return list(self.batch(rows))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None, "_under_way": deque(), "_stream": None}
+        return {**self.__dict__, "_open": None, "_under_way": deque(), "_stream": None, "_spare": Spare()}
 
     def batch(self, rows: Any) -> Any:
         """Rows by number, of shape (len(rows), *shape). Numbers can be on a GPU. Raises RequestError."""
@@ -121,13 +125,14 @@ class Rows:
         return out
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
+        bytes = shape[0] * self.row_bytes
         if not self._torch:
-            import numpy as np
-
-            return np.empty(shape, self.dtype)
+            return self._spare.take(bytes).view(self.dtype).reshape(shape)
         import torch
 
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        if str(self.device) != "cpu" or not bytes:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return torch.frombuffer(self._spare.take(bytes), dtype=self.dtype).view(shape)
 
     def source(self) -> File | Table:
         """The open files; of this process, since a fork leaves a parent's readers behind."""
@@ -151,6 +156,7 @@ class Rows:
             finally:
                 self._open[1].close()
         self._open = None
+        self._spare.clear()
 
 
 def is_torch(dtype: Any) -> bool:

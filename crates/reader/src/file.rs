@@ -445,9 +445,12 @@ impl Reader {
         }
     }
 
-    /// Returns whether whoever asked for it reads ahead.
-    pub(super) fn is_read_ahead(&self) -> bool {
-        self.ahead
+    /// Number of threads that copy its cached rows to host memory, whoever waits for them among these.
+    pub(super) fn to_host(&self) -> usize {
+        match self.ahead || self.prefer == Prefer::Rate {
+            true => processors::to_host_soonest(),
+            false => processors::to_host(),
+        }
     }
 
     /// Returns the number of workers for rows that processors bring one by one.

@@ -45,9 +45,9 @@ pub(super) fn to_host() -> usize {
     (all_threads() / 2).clamp(1, TO_HOST_MAX)
 }
 
-/// As `to_host`, of what is read ahead: nobody waits while a second thread is woken, and whoever uses it leaves the processors to
-/// them where it waits.
-pub(super) fn to_host_ahead() -> usize {
+/// As `to_host`, of what is read ahead, where nobody waits while a second thread is woken, and whoever uses it leaves the processors
+/// to them where it waits; and of what is to come at the highest rate.
+pub(super) fn to_host_soonest() -> usize {
     all_threads().clamp(1, TO_HOST_MAX)
 }
 

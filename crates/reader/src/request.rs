@@ -7,7 +7,7 @@ use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::pages::{Blocks, By, Pages};
 use super::place::{cut, Address, Range};
-use super::processors::{self, ALL_MAX, TO_PAGES_MAX, WORKERS_MAX};
+use super::processors::{ALL_MAX, TO_PAGES_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::{process_id, CudaEvent, CudaStream, Waker};
@@ -113,6 +113,7 @@ pub struct Request {
     dropped: AtomicBool,
     /// Number of workers that may bring its parts: the first ones.
     workers_max: usize,
+    copied_to_host: bool,
     /// One worker is to read it from its end, by relays, and hasn't begun.
     mixes: AtomicBool,
     /// Note of its time.
@@ -236,12 +237,8 @@ impl Request {
 
     fn set_table(&mut self, reader: &Reader, table: Table) {
         if matches!(table.fetch, Fetch::Processors(_)) {
-            let is_cached = table.to.gpu().is_none() && reader.whole().is_some();
-            self.workers_max = match (is_cached, reader.is_read_ahead()) {
-                (false, _) => ALL_MAX,
-                (true, false) => processors::to_host(),
-                (true, true) => processors::to_host_ahead(),
-            };
+            self.copied_to_host = table.to.gpu().is_none() && reader.whole().is_some();
+            self.workers_max = if self.copied_to_host { reader.to_host() } else { ALL_MAX };
         }
         self.table = Some(table);
     }
@@ -443,6 +440,7 @@ impl Request {
             after: after.into_iter().map(Mutex::new).collect(),
             dropped: AtomicBool::new(false),
             workers_max: WORKERS_MAX,
+            copied_to_host: false,
             mixes: AtomicBool::new(false),
             noted: None,
             began: Instant::now(),
@@ -484,7 +482,7 @@ impl Request {
 
     /// Returns whether all of it is copied between a mapping and host memory.
     pub(super) fn is_copied_to_host(&self) -> bool {
-        self.workers_max == processors::to_host()
+        self.copied_to_host
     }
 
     /// Claims the reading from its end for one caller; true for that one.

@@ -230,7 +230,7 @@ enum Next {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::processors::{to_host, to_host_ahead};
+    use crate::processors::{to_host, to_host_soonest};
     use crate::{Address, Layout, Opening, Range, ReadPath, Reader};
     use std::io::Write;
     use std::os::unix::fs::FileExt;
@@ -265,7 +265,7 @@ mod tests {
         let ahead = opened(true);
         assert_eq!(rows_of(&ahead).workers_max(), ALL_MAX);
         assert!(ahead.resident(0, 64).is_some());
-        assert_eq!(rows_of(&ahead).workers_max(), to_host_ahead(), "nobody waits for a thread to be woken");
+        assert_eq!(rows_of(&ahead).workers_max(), to_host_soonest(), "nobody waits for a thread to be woken");
         let (rows, most) = (rows(), to_host());
         let pool = ThreadPool::default();
         pool.todo().requests.extend([(rows.clone(), 0..1), (plain.clone(), 0..1)]);
