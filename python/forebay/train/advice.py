@@ -160,8 +160,6 @@ def balance(train: dict[str, Any]) -> str:
         return "Balance can't be told: the model's own peak, or the supply, wasn't measured."
     demand, supply = found.gib_s, train["supply_gib_s"]
     best = f"{whole(train['peak_samples_per_s'] * (1 + found.above))} samples/s"
-    if found.above > WAIT_MAX_PCT / 100:
-        best += f", {percent(found.above)} above its own peak, which was measured too low (a longer --peak-seconds)"
     wait, idle = train.get("input_wait_pct"), train.get("gpu_idle_pct")
     what = "the GPU" if str(train.get("device") or "").startswith("cuda") else "the model"
     waits = "" if wait is None else f"{what} waits for batches {significant(wait)} % of the time"
@@ -169,6 +167,9 @@ def balance(train: dict[str, Any]) -> str:
         waits += f" and idles {significant(idle)} %"
     if wait is not None and bound == COMPUTE and wait > WAIT_MAX_PCT:
         waits += ", though the supply is there: that is what handing a batch over takes"
+    if found.above > WAIT_MAX_PCT / 100:
+        higher = f"that is {percent(found.above)} above its own peak, which a longer --peak-seconds measures better"
+        waits = f"{higher}; {waits}" if waits else higher
     waits = f" ({waits})" if waits else ""
     if bound == SUPPLY:
         return (

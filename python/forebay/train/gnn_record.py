@@ -294,5 +294,5 @@ def _load_balance(part: Record) -> str:
         return "Balance can't be told: no rate was measured."
     of = f", {percent(rate / own)} of its peak" if own else ""
     if own and rate > (1 + advice.WAIT_MAX_PCT / 100) * own:
-        of += ", which was measured too low (a longer --peak-seconds)"
+        of += ", which a longer --peak-seconds measures better"
     return f"After the load compute is the bottleneck, at {whole(rate)} samples/s{of}."
