@@ -25,7 +25,7 @@ from forebay.infer import forms
 from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
 from forebay.safetensors import header
-from forebay.train.data import ROW_BYTES, Teacher, files_together
+from forebay.train.data import ROW_BYTES, Teacher, files_together, unread
 
 if TYPE_CHECKING:
     import numpy
@@ -320,7 +320,7 @@ def open_folder(folder: Path, model: str) -> About:
         of_trained = (None if metric is None else str(metric), None if quality is None else float(quality))
         about = About(str(found["model"]), seed, samples, size, of_weights, rows, small, *of_trained)
     except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(asked, f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
+        raise RequestError(asked, f"{ABOUT} isn't what datagen writes ({unread(error)})", make) from None
     if about.model != model:
         raise RequestError(asked, f"it has the files of {about.model!r}, not of {model}", "another --dir; " + make)
     if about.row_bytes != row_bytes(model, about.small) or about.samples < 1 or about.table_rows < 0:

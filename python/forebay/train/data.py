@@ -355,6 +355,11 @@ def refuse(folder: Path, names: Sequence[str], rows: int, row_bytes: int) -> Non
         raise RequestError(f"--dir {folder}", found, f"--rows {max(1, free // (2 * row_bytes))}")
 
 
+def unread(error: Exception) -> str:
+    """Reason why a description can't be read, for an error."""
+    return f"it has no {error}" if isinstance(error, KeyError) else f"{str(error):.80}"
+
+
 def open_folder(folder: Path) -> About:
     """The data set in a folder. Raises RequestError where there is none, or not what the file beside it says."""
     path = folder / ABOUT
@@ -386,7 +391,7 @@ def open_folder(folder: Path) -> About:
         counts = [int(each["rows"]) for each in found["tables"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RequestError(
-            f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({error!r:.80})", make
+            f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({unread(error)})", make
         ) from None
     if tuple(lookups) != LOOKUPS or tuple(counts) != about.tables:
         reported = f"it has {len(counts)} tables and {sum(lookups)} look-ups, not the model's {len(LOOKUPS)} and {sum(LOOKUPS)}"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.errors import RequestError
 from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
-from forebay.train.data import ABOUT, files_together, refuse_other_rows
+from forebay.train.data import ABOUT, files_together, refuse_other_rows, unread
 
 if TYPE_CHECKING:
     import numpy
@@ -243,7 +243,7 @@ def open_folder(folder: Path) -> About:
     except OSError as error:
         raise RequestError(f"--dir {folder}", f"{ABOUT} can't be read ({error.strerror})", f"ls -l {path}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
+        raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({unread(error)})", make) from None
     if len(counts) != RELATIONS or about.table_rows < NODES_MIN or about.classes < 2:
         raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes", make)
     _check_length(folder / FEATURES, about.feature_bytes)

@@ -27,6 +27,7 @@ from forebay.train.data import (
     files_together,
     refuse,
     refuse_other_rows,
+    unread,
 )
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def _read(folder: Path, make: str) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"--dir {folder}", f"{ABOUT} can't be read ({error})", f"ls -l {path}") from None
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
+        raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({unread(error)})", make) from None
 
 
 def open_folder(folder: Path, model: str) -> About:
@@ -310,7 +311,7 @@ def open_folder(folder: Path, model: str) -> About:
             about = replace(about, sources=sources, first=str(reported["first_rows"]))
         bytes_ = int(reported["row_bytes"])
     except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({error!r:.80})", make) from None
+        raise RequestError(f"the data set {folder}", f"{ABOUT} isn't what datagen writes ({unread(error)})", make) from None
     if bytes_ != form.row_bytes or reported.get("fields") != form.document():
         said = f"has rows of {bytes_} bytes, or fields that aren't those of {model}, whose rows have {form.row_bytes}"
         raise RequestError(f"the data set {folder}", said, make)
