@@ -24,6 +24,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,8 @@ THREADS = 16
 STAGE = 64 << 20
 # Pages of a piece that one thread reads: 4 MiB at most.
 PIECE = 64
+# Pages that one of so many threads compares with the file's at a time; and those that are drawn for the others.
+CHECKED, CHECKERS, DRAWN = 32, 8, 256
 # Writes that show what a disk gives.
 WRITE_BYTES, WRITE_DEPTH = 1 << 20, 32
 # Buffers that bench/pinned_floor.c pins are so many of these.
@@ -82,23 +85,55 @@ class Paged:
     def check(self, slots: Any, table: Any, name: str = "") -> int:
         """Bytes that were compared. Raises where one differs."""
         rows, places = self.moves(slots, table, range(LAYERS))
-        held = np.memmap(name or self.name, np.uint8, "r", self.data_at, (self.blocks * LAYERS * self.each, PAGE))
-        for begin in range(0, rows.size, 1024):
-            part = places[begin : begin + 1024]
-            if self.device == "cpu":
-                got = self.rows[part]
-            else:
-                got = self.rows.index_select(0, self.torch.from_numpy(part).to(self.device)).cpu().numpy()
-            if not np.array_equal(got, held[rows[begin : begin + 1024]]):
-                raise AssertionError("the pages don't hold what the file does")
+        # In the order of the file, some at a time: what isn't in the page cache comes from the disk as fast as that gives it.
+        order = np.argsort(rows)
+        rows, places = rows[order], places[order]
+        file = os.open(name or self.name, os.O_RDONLY)
+        own = threading.local()
+
+        def compare(begin: int, got: Any) -> None:
+            """With the file's rows; `got`: the same of the memory, where that isn't this process's."""
+            if not hasattr(own, "held"):
+                own.held = np.empty((CHECKED, PAGE), np.uint8)
+            end = min(begin + CHECKED, rows.size)
+            ends = [*(np.flatnonzero(np.diff(rows[begin:end]) != 1) + begin + 1).tolist(), end]
+            for one, last in itertools.pairwise([begin, *ends]):
+                into = own.held[one - begin : last - begin]
+                if os.preadv(file, [into], self.data_at + int(rows[one]) * PAGE) != into.nbytes:
+                    raise AssertionError("the file ends before its blocks")
+            for n in range(end - begin):
+                page = self.rows[places[begin + n]] if got is None else got[n]
+                if not np.array_equal(page.view(np.uint64), own.held[n].view(np.uint64)):
+                    raise AssertionError("the pages don't hold what the file does")
+
+        try:
+            with ThreadPoolExecutor(CHECKERS) as pool:
+                jobs = []
+                for begin in range(0, rows.size, CHECKED):
+                    got = None
+                    if self.device != "cpu":
+                        part = self.torch.from_numpy(places[begin : begin + CHECKED]).to(self.device)
+                        got = self.rows.index_select(0, part).cpu().numpy()
+                    jobs.append(pool.submit(compare, begin, got))
+                    if len(jobs) > 2 * CHECKERS:
+                        jobs.pop(0).result()
+                for job in jobs:
+                    job.result()
+        finally:
+            os.close(file)
         return int(rows.size) * PAGE
 
     def fill(self) -> None:
         """Every page with bytes of its own, which nothing on the way can compress."""
         if self.device == "cpu":
+            # Drawing all of them would take longer than measuring: each page is one that was drawn, in a mask of its own.
             draw = np.random.Generator(np.random.SFC64(7))
-            for layer in self.tensor:
-                layer[:] = np.frombuffer(draw.bytes(layer.nbytes), np.uint8).reshape(layer.shape)
+            pages = self.rows.view(np.uint64)
+            drawn = draw.integers(0, 1 << 64, pages[:DRAWN].shape, np.uint64)
+            for begin in range(0, len(pages), DRAWN):
+                some = pages[begin : begin + DRAWN]
+                masks = draw.integers(0, 1 << 64, (len(some), 1), np.uint64)
+                np.bitwise_xor(drawn[: len(some)], masks, out=some)
         else:
             for layer in self.tensor:
                 layer.random_(0, 256)
