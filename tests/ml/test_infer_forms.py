@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forebay.errors import RunError
 from forebay.infer import data, forms
 
 pytestmark = pytest.mark.ml
@@ -140,3 +142,9 @@ def test_tables_in_their_file_give_the_bits_of_tables_in_memory(tmp_path: Path) 
     model.close()
     part = ran(folder, "dlrm", "tables", table_bytes=40 * 512)
     assert part["tables"]["cached_rows"] == 40 and 0 < part["tables"]["hit_pct"] < 100 and part["timed_storage_bytes"] > 0
+    cut = tabled.Model(rest.tensors, "cpu", cap, path)
+    os.truncate(path, cut._start + 5 * tabled.ROW_BYTES)
+    with pytest.raises(RunError, match="of the tables of .*; the file had") as failed:
+        cut.launch(rows)
+    assert str(path) in failed.value.asked and "restore it" in failed.value.next
+    cut.close()
