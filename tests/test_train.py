@@ -365,6 +365,15 @@ def test_of_batches_that_came_by_gds_the_advice_says_so() -> None:
 
 
 @pytest.mark.promise("TRN-7")
+def test_of_a_peak_that_is_known_badly_the_advice_does_not_call_it_balanced() -> None:
+    need = {"demand_gib_s": 1.0, "demand_gib_s_ci95": [0.4, 1.6], "rate_gib_s": 0.5, "supply_gib_s": 0.5}
+    train = {**made_up(random.Random(4), "between"), **need}
+    storage, _, balance = advice.advice(train)
+    assert "more storage gains nothing, or up to 220 %: the model's own peak is known no better" in storage["text"]
+    assert "can't be told" in balance["text"] and "a longer --peak-seconds" in balance["text"]
+
+
+@pytest.mark.promise("TRN-7")
 def test_a_run_that_went_faster_than_its_own_peak_tells_what_the_model_takes() -> None:
     train = {**made_up(random.Random(3), "compute"), "supply_gib_s": 2.0, "peak_samples_per_s": 1e6, "samples_per_s": 1.2e6}
     gib_s = 1.2e6 * data.ROW_BYTES / GIB

@@ -15,6 +15,8 @@ from forebay.paths import GDS, GDS_COMPAT, GDS_MIXED
 
 # Supply ÷ need: below the first a run is bound by its supply, above the second by its compute.
 BOUND_BELOW, FREE_ABOVE = 0.95, 1.05
+# Between them, a gain beyond which a peak is known too badly to call the two balanced.
+FEW = 0.1
 # Share of the time that a run may wait for batches without being called bound by them.
 WAIT_MAX_PCT = 3.0
 # A supply so far above the need is more than is used.
@@ -103,7 +105,7 @@ def storage(train: dict[str, Any], drives: Drives | None) -> str:
         COMPUTE: f"Faster storage gains nothing: {_gib(supply)} GiB/s is {ratio(supply / demand)} times what the model takes; "
         "the plateau needs no more than",
         BETWEEN: f"Supply ({_gib(supply)} GiB/s) and need ({_gib(demand)}) are within {percent(FREE_ABOVE - 1)} or their "
-        "interval: more storage gains a few per cent at most; the plateau needs",
+        f"interval: more storage gains {_gain(found, supply)}; the plateau needs",
     }[bound]
     if bound == COMPUTE and train.get("cached") and (train.get("supply") or {}).get("kind") == LOADER:
         reported = (
@@ -182,7 +184,24 @@ def balance(train: dict[str, Any]) -> str:
             f"Compute is the bottleneck, at {best}{waits}; the supply would carry "
             f"{ratio(supply / demand)} times this compute{over}."
         )
+    if _open(found, supply) > FEW:
+        return (
+            f"Which of supply and compute is the bottleneck can't be told{waits}: the interval of the model's own peak holds "
+            "both; a longer --peak-seconds, or a quieter machine."
+        )
     return f"Supply and compute are balanced{waits}: to gain more than a few per cent, both have to grow."
+
+
+def _open(found: Need, supply: float) -> float:
+    """The gain that the interval of the need leaves open, as a share."""
+    return max(found.gib_s, found.interval[1] if found.interval else 0.0) / supply - 1
+
+
+def _gain(found: Need, supply: float) -> str:
+    most = _open(found, supply)
+    if most <= FEW:
+        return "a few per cent at most"
+    return f"nothing, or up to {percent(most)}: the model's own peak is known no better"
 
 
 def _gib(value: float) -> str:
