@@ -161,6 +161,19 @@ def test_a_state_of_something_else_is_refused(path: Path, change: dict[str, Any]
 
 
 @pytest.mark.promise("FEED-4")
+def test_what_ranks_must_have_alike_differs_with_files_seed_order_and_batch(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "shorter").write_bytes(path.read_bytes()[: -ROW.itemsize])
+    of = feed.rows(path, ROW)
+    first, second = (feed.Loader(of, 8, rank=rank, world=2, prefetch=rank + 1) for rank in range(2))
+    others = [
+        feed.Loader(feed.rows(tmp_path / "shorter", ROW), 8),
+        *(feed.Loader(of, **{"batch_size": 8, **change}) for change in ({"seed": 1}, {"shuffle": "none"}, {"batch_size": 9})),
+    ]
+    assert first.agreement == second.agreement
+    assert len({loader.agreement for loader in (first, *others)}) == 5
+
+
+@pytest.mark.promise("FEED-4")
 def test_rank_and_size_come_from_the_launcher() -> None:
     torchrun, slurm = {"RANK": "1", "WORLD_SIZE": "4"}, {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"}
     mpi = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}

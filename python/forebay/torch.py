@@ -47,7 +47,7 @@ class Loader(FeedLoader):
 
     def _agree(self) -> None:
         """Raises RequestError on every rank where one reads other data, or in another order."""
-        own = (self.data_hash, self.seed, self.shuffle, self.batch_size)
+        own = self.agreement
         others: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(others, own)
         for rank, other in enumerate(others):

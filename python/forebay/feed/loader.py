@@ -186,6 +186,12 @@ class Loader:
         of an interrupted run, add up (modulo 2 to the 64) to that of the whole: equal sums are equal streams."""
         return f"{self._loader.hash() if self._ahead is None else self._ahead.hash:016x}"
 
+    @property
+    def agreement(self) -> tuple[str, int, str, int]:
+        """Data, seed, order and batch size: equal on all ranks that share an epoch. Ranks compare it by what they have:
+        `assert len(set(comm.allgather(loader.agreement))) == 1` of mpi4py; forebay.torch.Loader does under torch.distributed."""
+        return self.data_hash, self.seed, self.shuffle, self.batch_size
+
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins, in less than 1 KiB: the same for all ranks, and valid for any number of them."""
         epoch, position = self._position()
