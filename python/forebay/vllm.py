@@ -31,7 +31,16 @@ def register() -> None:
 
         def load_weights(self, model: Any, model_config: Any) -> None:
             name = getattr(model_config, "model_weights", None) or model_config.model
-            model.load_weights(weights(self._folder(name, model_config.revision)))
+            loaded = model.load_weights(self._all(model, name, model_config.revision))
+            if loaded is not None and getattr(model_config, "quantization", None) is None:
+                check_whole(model, set(loaded), name)
+
+        def _all(self, model: Any, name: str, revision: str | None) -> Iterator[tuple[str, Any]]:
+            yield from weights(self._folder(name, revision))
+            # Of models whose parts are kept apart, as encoders of images are.
+            for source in getattr(model, "secondary_weights", ()):
+                folder = self._folder(source.model_or_path, source.revision) / (getattr(source, "subfolder", None) or "")
+                yield from ((source.prefix + own, tensor) for own, tensor in weights(folder))
 
         def _folder(self, name: str, revision: str | None) -> Path:
             if Path(name).is_dir():
@@ -43,6 +52,19 @@ def register() -> None:
             return Path(download_weights_from_hf(name, config.download_dir, [FILES], revision, **more))
 
     model_loader.register_model_loader(FORMAT)(Loader)
+
+
+def check_whole(model: Any, loaded: set[str], name: str) -> None:
+    """Raises RequestError where a parameter stayed as it was made, other than those that vLLM computes after loading."""
+    computed = set()
+    for module_name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "uses_meta_device", False) or hasattr(method, "process_weights_after_loading"):
+            computed |= {f"{module_name}.{own}".lstrip(".") for own, _ in module.named_parameters()}
+    left = sorted({own for own, _ in model.named_parameters()} - loaded - computed)
+    if left:
+        found = f"{len(left)} of the model's parameters are in none of its files, {left[0]} the first"
+        raise RequestError(f"the weights of {name}", found, "fetch the model again; or another --load-format")
 
 
 def weights(folder: Path) -> Iterator[tuple[str, Any]]:

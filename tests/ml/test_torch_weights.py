@@ -85,6 +85,7 @@ def test_a_folder_of_files_is_read_as_its_index_says(tmp_path: Path) -> None:
 def test_vllm_gets_a_load_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By vLLM's own registry where it is installed, else by one of its form."""
     from forebay import vllm as ours
+    from forebay.errors import RequestError
 
     if importlib.util.find_spec("vllm") is None:
         _registry(monkeypatch)
@@ -99,6 +100,26 @@ def test_vllm_gets_a_load_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     model = types.SimpleNamespace(load_weights=lambda pairs: given.update(pairs))
     loader.load_weights(model, types.SimpleNamespace(model=str(tmp_path), revision=None))
     assert torch.equal(given["words.weight"], torch.ones(11, 4))
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.eyes = torch.nn.Embedding(11, 4), torch.nn.Linear(4, 4, bias=False)
+            other = types.SimpleNamespace(model_or_path=str(tmp_path), revision=None, subfolder="eyes", prefix="eyes.")
+            self.secondary_weights = [other]
+
+        def load_weights(self, pairs: Any) -> set[str]:
+            given = dict(pairs)
+            self.load_state_dict(given, strict=False)
+            return set(given)
+
+    (tmp_path / "eyes").mkdir()
+    peer.save_file({"weight": torch.ones(4, 4)}, tmp_path / "eyes" / "model.safetensors")
+    whole = types.SimpleNamespace(model=str(tmp_path), revision=None, quantization=None)
+    loader.load_weights(Model(), whole)
+    peer.save_file({"scale": torch.ones(4)}, tmp_path / "eyes" / "model.safetensors")
+    with pytest.raises(RequestError, match="1 of the model's parameters are in none of its files, eyes.weight the first"):
+        loader.load_weights(Model(), whole)
 
 
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
