@@ -48,6 +48,11 @@ def labels(loader: feed.Loader) -> list[int]:
     return [int(n) for batch in loader for n in np.from_dlpack(batch["label"])]
 
 
+def calls_to_read() -> int:
+    """System calls of this process that read, so far."""
+    return int(re.search(r"syscr: (\d+)", Path("/proc/self/io").read_text())[1])  # type: ignore[index]
+
+
 def summed(*hashes: str) -> str:
     return f"{sum(int(part, 16) for part in hashes) % (1 << 64):016x}"
 
@@ -69,6 +74,40 @@ def test_an_epoch_has_each_sample_once_as_its_file_has_it(path: Path, table: Any
         seen += list(numbers)
     assert len(loader) == -(-ROWS // 64) and sorted(seen) == list(range(ROWS))
     assert (seen == list(range(ROWS))) == (shuffle == "none")
+
+
+@pytest.mark.promise("FEED-1")
+@pytest.mark.parametrize("columns", [None, ["number", "text"]])
+def test_blocks_that_are_not_cached_are_read_whole(tmp_path: Path, columns: list[str] | None) -> None:
+    row = np.dtype([("number", "<u4"), ("other", "<u4"), ("text", "<u4", (300,))])
+    made = np.zeros(12_000, row)
+    made["number"], made["text"] = np.arange(len(made)), np.arange(len(made))[:, None]
+    cuts = [0, 7000, 7001, len(made)]
+    files = [tmp_path / str(part) for part in range(3)]
+    for file, begin, end in zip(files, cuts[:-1], cuts[1:], strict=True):
+        with file.open("wb") as handle:
+            handle.write(b"a header" + made[begin:end].tobytes())
+            handle.flush()
+            os.fsync(handle.fileno())
+    warm = feed.Loader(feed.rows(files, row, start=8), 777, shuffle="blocks", seed=3)
+    assert sum(batch.rows for batch in warm) == len(made)
+    for forgotten in ([0], [0, 1, 2]):
+        loader = feed.Loader(feed.rows(files, row, start=8), 777, shuffle="blocks", seed=3, columns=columns)
+        for file in forgotten:
+            with files[file].open("rb") as handle:
+                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = calls_to_read()
+        for batch in loader:
+            numbers = np.array(loader.samples_at(batch.position, batch.rows, batch.epoch))
+            assert (np.from_dlpack(batch["number"]) == numbers).all()
+            assert (np.from_dlpack(batch["text"]) == numbers[:, None]).all()
+        assert columns is not None or loader.record()["feed"]["hash"] == warm.hash
+        # A row isn't a read of its own.
+        assert calls_to_read() - before < len(made) / 4
+        files[2].touch()
+        with pytest.raises(RunError, match="changed while it was read"):
+            list(loader)
+        loader.close()
 
 
 @pytest.mark.promise("FEED-2")

@@ -6,6 +6,7 @@
 use crate::random::{derive, mix};
 use crate::Error;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Bytes that `Shuffle::Blocks` reads at a time.
 const BLOCK_BYTES: u64 = 6_000_000;
@@ -154,6 +155,14 @@ fn scramble(half: u32, key: u32) -> u32 {
     word ^ word >> 13
 }
 
+/// Consecutive positions of an epoch, whose samples lie in few runs of the data: blocks that are mixed with each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub positions: Range<u64>,
+    /// In the order of their samples.
+    pub runs: Vec<Range<u64>>,
+}
+
 /// The order of one epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct EpochOrder {
@@ -211,6 +220,31 @@ impl EpochOrder {
         }
     }
 
+    /// The blocks that the sample at a position is mixed from; None where samples aren't shuffled by blocks.
+    pub fn window(&self, position: u64) -> Option<Window> {
+        let By::Block { rows_each, whole, blocks, rotation, .. } = self.by else { return None };
+        let (positions, in_ring) = if position < whole {
+            let begin = position - position % (rows_each * WINDOW_BLOCKS);
+            let end = whole.min(begin + rows_each * WINDOW_BLOCKS);
+            let numbers = (begin / rows_each..end / rows_each).map(|slot| blocks.at(slot) * rows_each);
+            (begin..end, numbers.map(|first| first..first + rows_each).collect::<Vec<_>>())
+        } else {
+            (whole..self.samples, std::iter::once(whole..self.samples).collect())
+        };
+        let mut runs = Vec::with_capacity(in_ring.len() + 1);
+        for Range { start, end } in in_ring {
+            let (start, end) = (start + rotation, end + rotation);
+            // One of them may lie at both ends of the data.
+            let turned = [start..end.min(self.samples), start.max(self.samples)..end];
+            let back = |run: &Range<u64>| run.start / self.samples * self.samples;
+            runs.extend(
+                turned.into_iter().filter(|r| r.start < r.end).map(|r| r.start - back(&r)..r.end - back(&r)),
+            );
+        }
+        runs.sort_unstable_by_key(|run| run.start);
+        Some(Window { positions, runs })
+    }
+
     /// Samples lie one behind the other in the order of their positions.
     pub fn is_as_they_lie(&self) -> bool {
         matches!(self.by, By::Number)
@@ -230,28 +264,32 @@ impl EpochOrder {
     fn fill_by_block(&self, first: u64, into: &mut [u64]) {
         let By::Block { rows_each, whole, blocks, rotation, tail } = self.by else { return };
         let window_rows = rows_each * WINDOW_BLOCKS;
-        let mut window: Option<(u64, Permutation)> = None;
-        for (position, sample) in (first..).zip(into) {
-            let ring = if position >= whole {
-                whole + tail.as_ref().map_or(0, |tail| tail.at(position - whole))
-            } else {
-                let number = position / window_rows;
-                let begin = number * window_rows;
-                let mixed = match window {
-                    Some((of, mixed)) if of == number => mixed,
-                    _ => {
-                        let length = window_rows.min(whole - begin);
-                        window
-                            .insert((number, Permutation::new(length, derive(self.key, OF_WINDOWS + number))))
-                            .1
-                    }
-                };
-                let slot = begin + mixed.at(position - begin);
-                blocks.at(slot / rows_each) * rows_each + slot % rows_each
-            };
-            // Both are below the number of samples.
-            let turned = ring.checked_sub(self.samples - rotation).unwrap_or_else(|| ring + rotation);
-            *sample = turned;
+        let turned = |ring: u64| ring.checked_sub(self.samples - rotation).unwrap_or_else(|| ring + rotation);
+        let (mut position, mut left) = (first, into);
+        while !left.is_empty() {
+            if position >= whole {
+                for (position, sample) in (position..).zip(left) {
+                    *sample = turned(whole + tail.as_ref().map_or(0, |tail| tail.at(position - whole)));
+                }
+                return;
+            }
+            let number = position / window_rows;
+            let begin = number * window_rows;
+            let length = window_rows.min(whole - begin);
+            let count = left.len().min((begin + length - position) as usize);
+            let (some, rest) = left.split_at_mut(count);
+            Permutation::new(length, derive(self.key, OF_WINDOWS + number)).fill(position - begin, some);
+            // First samples of the window's blocks.
+            let mut firsts = [0u64; WINDOW_BLOCKS as usize];
+            for (first, slot) in firsts.iter_mut().zip(begin / rows_each..(begin + length) / rows_each) {
+                *first = blocks.at(slot) * rows_each;
+            }
+            for sample in some {
+                let block = *sample / rows_each;
+                *sample = turned(firsts[block as usize] + (*sample - block * rows_each));
+            }
+            position += count as u64;
+            left = rest;
         }
     }
 
@@ -462,6 +500,28 @@ mod tests {
         assert!(window.last().unwrap() - window.first().unwrap() > 100);
     }
 
+    proptest! {
+        // promise: FEED-2
+        #[test]
+        fn windows_name_the_samples_of_their_positions_and_no_other(
+            samples in 1u64..5000, bytes in prop::sample::select(vec![912u64, 30_000, 1_000_000]), seed: u64,
+        ) {
+            let order = EpochOrder::new(samples, bytes, Shuffle::Blocks, seed, 1, 7);
+            let whole = all(&order);
+            let mut at = 0;
+            while let Some(Window { positions, runs }) = order.window(at).filter(|_| at < samples) {
+                prop_assert_eq!(&order.window(positions.end - 1).unwrap().runs, &runs);
+                prop_assert_eq!(positions.start, at);
+                let mut mixed = whole[positions.start as usize..positions.end as usize].to_vec();
+                mixed.sort_unstable();
+                prop_assert!(mixed.into_iter().eq(runs.into_iter().flatten()));
+                at = positions.end;
+            }
+            let by_blocks = samples >= (BLOCK_BYTES / bytes).max(1);
+            prop_assert_eq!(at, if by_blocks { samples } else { 0 });
+        }
+    }
+
     #[test]
     fn the_hash_tells_seeds_epochs_data_and_orders_apart() {
         let hash = |shuffle, seed, epoch, identity| {
@@ -490,5 +550,10 @@ mod tests {
         order.fill(10, &mut samples);
         assert_eq!(samples, [498_341, 821_310, 862_683, 790_064, 833_057]);
         assert_eq!(order.hash(10, &samples), 15_108_435_195_782_133_880);
+        let order = EpochOrder::new(1_000_000, 912, Shuffle::Blocks, 42, 3, 0x1234);
+        let samples = all(&order);
+        // Across the edge of two windows, and behind the last whole block.
+        assert_eq!(samples[105_260..][..5], [985_009, 401_466, 404_968, 560_381, 964_820]);
+        assert_eq!(samples[999_990..][..5], [36_665, 36_620, 36_616, 36_749, 36_683]);
     }
 }

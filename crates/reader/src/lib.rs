@@ -35,6 +35,7 @@ mod request;
 mod room;
 mod rows;
 mod source;
+mod staged;
 mod thread_pool;
 mod windows;
 mod worker;

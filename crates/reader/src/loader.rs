@@ -6,6 +6,7 @@
 mod on_gpu;
 mod record;
 mod shelf;
+mod stage;
 mod table;
 
 pub use record::{Elsewhere, RecordFacts};
@@ -17,12 +18,13 @@ use crate::order_hash::{order_hash, order_samples};
 use crate::request::Request;
 use crate::rows::Ordered;
 use crate::{thread_pool, Address, Opening, ReadPath, Report};
-use forebay_io::{last_level_cache_bytes, monotonic_now};
+use forebay_io::{last_level_cache_bytes, monotonic_now, CudaEvent};
 use forebay_model::feed::{EpochOrder, Share, Shuffle};
 use forebay_model::Error;
 use on_gpu::OnGpu;
 use record::Figures;
 use shelf::{Shelf, Taken};
+use stage::{FromMemory, Ready, Stages};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -103,6 +105,13 @@ impl Drop for Flight {
     }
 }
 
+/// How far reading ahead came.
+enum Ahead {
+    Begun,
+    /// What the next batch is made of is still being read.
+    Reading,
+}
+
 /// Sum over a batch: computed, or a word of the GPU's that will have it.
 #[derive(Clone, Copy)]
 enum Hash {
@@ -123,6 +132,8 @@ struct Inner {
     figures: Figures,
     /// Where a GPU computes the order.
     on_gpu: Option<OnGpu>,
+    /// Where blocks of short rows are read whole.
+    stages: Option<Stages>,
 }
 
 impl Inner {
@@ -221,7 +232,7 @@ impl Loader {
         };
         let shelf = Shelf::new(spec.memory, slot_bytes, limit, cufile.clone())?;
         let order = EpochOrder::new(table.rows(), table.sample_bytes(), shuffle, seed, 0, identity);
-        let inner = Inner {
+        let mut inner = Inner {
             order,
             epoch: 0,
             given: 0,
@@ -233,7 +244,12 @@ impl Loader {
                 .then(|| spec.memory.gpu())
                 .flatten()
                 .and_then(OnGpu::open),
+            stages: None,
         };
+        // Ranks that each read whole windows would read as many times what they use.
+        let alone = share.world == 1 && spec.memory.gpu().is_none();
+        let room = spec.limit_bytes.map(|limit| limit.saturating_sub(least));
+        inner.stages = (alone && stage::pays(&table, &inner.order, room)).then(Stages::default);
         let process = std::process::id();
         Ok(Loader {
             table,
@@ -296,6 +312,7 @@ impl Loader {
             ));
         }
         inner.ahead.clear();
+        inner.stages.iter_mut().for_each(Stages::clear);
         inner.order = self.order_of(epoch);
         (inner.epoch, inner.given, inner.begun) = (epoch, position, position);
         Ok(())
@@ -340,9 +357,16 @@ impl Loader {
         let mut inner = self.own()?;
         let asked = monotonic_now();
         inner.figures.begin(asked, self.table.devices());
-        self.read_ahead(&mut inner)?;
+        while let Ahead::Reading = self.read_ahead(&mut inner)? {
+            let left = at_most.saturating_sub(asked.elapsed());
+            if !inner.stages.as_ref().is_none_or(|stages| stages.wait(left)) {
+                inner.figures.waited(asked);
+                return Ok(Next::Wait);
+            }
+        }
         let Some(flight) = inner.ahead.front() else {
             let epoch = inner.epoch + 1;
+            inner.stages.iter_mut().for_each(Stages::clear);
             inner.figures.end(asked);
             inner.order = self.order_of(epoch);
             (inner.epoch, inner.given, inner.begun) = (epoch, 0, 0);
@@ -378,22 +402,31 @@ impl Loader {
     }
 
     /// Begins batches until enough are on their way. The one that is asked for must have memory, the others may wait for it.
-    fn read_ahead(&self, inner: &mut Inner) -> Result<(), Error> {
+    fn read_ahead(&self, inner: &mut Inner) -> Result<Ahead, Error> {
         while inner.ahead.len() <= self.prefetch {
             let Some((positions, after)) = self.share.next(inner.begun, self.samples()) else {
-                return Ok(());
+                return Ok(Ahead::Begun);
             };
+            if let Some(stages) = &mut inner.stages {
+                match stages.ready(&self.table, &inner.order, &positions) {
+                    Ok(Ready::Yes) => {}
+                    Ok(Ready::Wait) if inner.ahead.is_empty() => return Ok(Ahead::Reading),
+                    Err(error) if inner.ahead.is_empty() => return Err(error),
+                    // What came before it is handed out first.
+                    Ok(Ready::Wait) | Err(_) => return Ok(Ahead::Begun),
+                }
+            }
             let lease = match self.shelf.take()? {
                 Taken::Slot(lease) => Arc::new(lease),
                 Taken::Busy if inner.ahead.is_empty() => self.shelf.wait_for_one()?,
                 Taken::None if inner.ahead.is_empty() => return Err(self.shelf.is_empty(self.prefetch)),
-                Taken::Busy | Taken::None => return Ok(()),
+                Taken::Busy | Taken::None => return Ok(Ahead::Begun),
             };
             let flight = self.begin(inner, positions, after, lease)?;
             inner.begun = after;
             inner.ahead.push_back(flight);
         }
-        Ok(())
+        Ok(Ahead::Begun)
     }
 
     fn begin(
@@ -416,6 +449,14 @@ impl Loader {
         let together = inner.order.is_as_they_lie();
         let of = Ordered { order: inner.order, first: positions.start, count: rows };
         let (workers, after) = (workers_each(crate::threads(), self.prefetch), || lease.after());
+        if let Some(stages) = inner.stages.as_ref().filter(|stages| stages.have_read(&positions)) {
+            inner.samples.resize(rows, 0);
+            order_samples(&inner.order, positions.start, &mut inner.samples);
+            flight.hash = Hash::Here(order_hash(&inner.order, positions.start, &inner.samples));
+            let read = stages.locate(&self.table, positions.start, &inner.samples)?;
+            self.begin_of_windows(read, &inner.samples, (&places, workers), after, requests)?;
+            return Ok(flight);
+        }
         if !together && self.table.request_ordered(&of, &places, workers, after, |r| submit(requests, r))? {
             flight.hash = Hash::Asked;
             return Ok(flight);
@@ -426,6 +467,30 @@ impl Loader {
         let begin = |request| submit(requests, request);
         self.table.request(&inner.samples, together, &places, workers, after, begin)?;
         Ok(flight)
+    }
+
+    /// The batch out of windows that were read whole, and of the others, which are cached.
+    fn begin_of_windows(
+        &self,
+        read: Vec<FromMemory>,
+        samples: &[u64],
+        (places, workers): (&[Address], usize),
+        after: impl Fn() -> Vec<CudaEvent>,
+        requests: &mut Vec<Arc<Request>>,
+    ) -> Result<(), Error> {
+        let mut done = 0;
+        let spans: Vec<_> = read.iter().map(|from| (from.span.start, from.span.end)).collect();
+        for (begin, end) in spans.into_iter().chain([(samples.len(), 0)]) {
+            let (rest, columns) = (&samples[done..begin], self.table.columns());
+            let there = places.iter().zip(columns).map(|(place, column)| place.after(done * column.bytes));
+            let there: Vec<Address> = there.collect();
+            self.table.request(rest, false, &there, workers, &after, |request| submit(requests, request))?;
+            done = end;
+        }
+        for from in read {
+            from.request(&self.table, places, &after, |request| submit(requests, request))?;
+        }
+        Ok(())
     }
 
     /// The batch with its numbers computed by the GPU, where that may read the whole file by itself.
@@ -464,7 +529,9 @@ impl Loader {
     /// Ends what is under way and lets go of the files. Batches that were handed out stay.
     pub fn close(&self) {
         if self.process == std::process::id() {
-            self.inner().ahead.clear();
+            let mut inner = self.inner();
+            inner.ahead.clear();
+            inner.stages.iter_mut().for_each(Stages::clear);
         }
     }
 }
@@ -473,7 +540,8 @@ impl Drop for Loader {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             // What its requests wrote to is the parent's.
-            std::mem::forget(std::mem::take(&mut self.inner.get_mut().expect("no holder panics").ahead));
+            let inner = self.inner.get_mut().expect("no holder panics");
+            std::mem::forget((std::mem::take(&mut inner.ahead), inner.stages.take()));
             return;
         }
         self.close();

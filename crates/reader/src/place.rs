@@ -43,6 +43,28 @@ pub(super) struct Run {
     pub bytes: usize,
 }
 
+/// Reads of this length keep a device busy, so many at a time.
+const QUEUED_BYTES: usize = 2 << 20;
+const QUEUED: usize = 16;
+
+/// Ranges cut into long reads, of which those of a part are under way together.
+pub(super) fn cut_for_queue(ranges: &[Range]) -> (Vec<Range>, Vec<u32>) {
+    let mut pieces = Vec::new();
+    for range in ranges {
+        for done in (0..range.bytes).step_by(QUEUED_BYTES) {
+            let bytes = QUEUED_BYTES.min(range.bytes - done);
+            pieces.push(Range {
+                offset: range.offset + done as u64,
+                bytes,
+                to: range.to.after(done),
+                ..*range
+            });
+        }
+    }
+    let parts = (0..pieces.len()).step_by(QUEUED).chain([pieces.len()]).map(|at| at as u32).collect();
+    (pieces, parts)
+}
+
 /// Ranges cut into pieces of at most a slot, and pieces gathered into parts: enough of them for every worker, none
 /// larger than a slot, none so small that handing it out costs more than reading it. What is read through windows
 /// is cut at their edges, and each such piece is a part of its own, longer than a slot.

@@ -6,9 +6,10 @@ use super::file::{Reader, Reading, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::pages::{Blocks, By, Pages};
-use super::place::{cut, Address, Range};
-use super::processors::{ALL_MAX, TO_PAGES_MAX, WORKERS_MAX};
+use super::place::{cut, cut_for_queue, Address, Range};
+use super::processors::{self, ALL_MAX, TO_PAGES_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
+use super::staged::Staged;
 use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::{process_id, CudaEvent, CudaStream, Waker};
 use forebay_model::Error;
@@ -241,6 +242,43 @@ impl Request {
             self.workers_max = if self.copied_to_host { reader.to_host() } else { ALL_MAX };
         }
         self.table = Some(table);
+    }
+
+    /// Long ranges to host memory, many reads at a time by few workers: the others copy meanwhile.
+    ///
+    /// # Errors
+    /// As of `of_file`.
+    pub(super) fn of_long_reads(reader: &Arc<Reader>, ranges: &[Range]) -> Result<Arc<Request>, Error> {
+        let before = reader.stamp()?;
+        let cut = cut_for_queue(ranges);
+        let mut request = Request::of_parts(Source::new(reader, before), cut, Vec::new());
+        request.workers_max = (processors::threads() / 4).max(1);
+        Ok(Arc::new(request))
+    }
+
+    /// Rows out of memory that they were read into, each from the place of its number on; whether they came past the page cache.
+    ///
+    /// # Errors
+    /// The file can't be looked at.
+    pub(super) fn of_memory(
+        reader: &Arc<Reader>,
+        (memory, uncached): (Arc<Staged>, bool),
+        numbers: Vec<u64>,
+        row_bytes: usize,
+        to: Address,
+        after: Vec<CudaEvent>,
+    ) -> Result<Arc<Request>, Error> {
+        let mut request = Request::new(Source::new(reader, reader.stamp()?), &[], after, 1, None);
+        let (rows, layout) = (numbers.len(), Layout { start: 0, step: 1, row_bytes });
+        let fetch = Fetch::Processors(None);
+        let mut table = Table::new(fetch, (Numbers::Here(numbers.into()), rows), layout, to);
+        table.memory = Some(memory);
+        request.workers_max = if to.gpu().is_some() { ALL_MAX } else { reader.to_host() };
+        if uncached {
+            request.counts.uncached.store(table.bytes(), Ordering::Relaxed);
+        }
+        request.table = Some(table);
+        Ok(Arc::new(request))
     }
 
     /// As `of_rows`, for samples of an order that are rows of the file, each computed by the worker that brings it.

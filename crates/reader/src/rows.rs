@@ -6,6 +6,7 @@ use super::numbers::Copied;
 use super::order_hash::{order_hash, order_samples};
 use super::place::{Address, Range};
 use super::processors;
+use super::staged::Staged;
 use super::windows::{Gathered, Windows};
 use forebay_io::{GpuRows, ROW_ELSEWHERE};
 use forebay_model::feed::EpochOrder;
@@ -180,6 +181,8 @@ pub(super) struct Table {
     pub rows: usize,
     pub layout: Layout,
     pub to: Address,
+    /// In place of the file: memory that its rows were read into.
+    pub memory: Option<Arc<Staged>>,
     part_bytes: usize,
 }
 
@@ -193,7 +196,7 @@ impl Table {
                 copied_part_bytes(rows * layout.row_bytes, workers)
             }
         };
-        Table { fetch, numbers, rows, layout, to, part_bytes }
+        Table { fetch, numbers, rows, layout, to, memory: None, part_bytes }
     }
 
     fn rows_each(&self) -> usize {

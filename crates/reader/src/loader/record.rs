@@ -1,5 +1,6 @@
 //! What a loader did, as a `RunRecord`.
 
+use super::stage::Stages;
 use super::Loader;
 use crate::Report;
 use forebay_io::{
@@ -190,7 +191,7 @@ impl Loader {
             rank: self.share.rank as u32,
             world: self.share.world as u32,
             prefetch: self.prefetch as u32,
-            memory_bytes: self.shelf.bytes() as u64,
+            memory_bytes: (self.shelf.bytes() + inner.stages.as_ref().map_or(0, Stages::bytes)) as u64,
             verified: reported.verified,
         };
         if let Some(elsewhere) = &reported.elsewhere {

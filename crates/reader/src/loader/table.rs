@@ -9,6 +9,7 @@ use crate::rows::{append, Ordered};
 use crate::{Layout, Opening};
 use forebay_io::{CudaEvent, ROW_ELSEWHERE};
 use forebay_model::Error;
+use std::ops::Range as Span;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -178,6 +179,71 @@ impl Table {
             let found = format!("{} bytes each are more than an address space", self.sample_bytes());
             Error::request(format!("batch_size={rows}"), found, "a smaller batch_size")
         })
+    }
+
+    pub(super) fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// Every row is of a file.
+    pub(super) fn all_are_files(&self) -> bool {
+        self.files.iter().all(|file| file.reader.is_some())
+    }
+
+    /// Columns that are parts of the same rows, together; each by itself where its rows touch. None where they lie otherwise.
+    pub(super) fn groups(&self) -> Vec<Span<usize>> {
+        let all = 0..self.columns.len();
+        if self.columns.iter().all(|column| column.step == column.bytes as u64) {
+            return all.map(|index| index..index + 1).collect();
+        }
+        let step = self.columns[0].step;
+        let is_a_row = |file: &Open| {
+            let ends =
+                file.begins.iter().zip(&self.columns).map(|(begin, column)| begin + column.bytes as u64);
+            let (first, end) = (file.begins.iter().min(), ends.max());
+            first.zip(end).is_some_and(|(first, end)| end - first <= step)
+        };
+        let alike = self.columns.iter().all(|column| column.step == step) && self.files.iter().all(is_a_row);
+        if alike {
+            vec![all]
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// What each file has of consecutive samples: the file, its rows, and their samples.
+    pub(super) fn pieces(
+        &self,
+        samples: Span<u64>,
+    ) -> impl Iterator<Item = (usize, Span<u64>, Span<u64>)> + '_ {
+        let mut first = samples.start;
+        std::iter::from_fn(move || {
+            let (file, row) = (first < samples.end).then(|| self.locate(first))?;
+            let end = self.files.get(file + 1).map_or(self.rows, |next| next.first).min(samples.end);
+            let piece = (file, row..row + (end - first), first..end);
+            first = end;
+            Some(piece)
+        })
+    }
+
+    /// Bytes of a file from the first to the last that these columns have of these rows, and where each column begins.
+    pub(super) fn extent(&self, file: usize, group: &Span<usize>, rows: &Span<u64>) -> (Span<u64>, Vec<u64>) {
+        let layout = |index: usize| {
+            let Column { bytes, step } = self.columns[index];
+            Layout { start: self.files[file].begins[index], step, row_bytes: bytes }
+        };
+        let firsts: Vec<u64> = group.clone().map(|index| layout(index).offset(rows.start)).collect();
+        let end = group.clone().map(|i| layout(i).offset(rows.end - 1) + self.columns[i].bytes as u64).max();
+        let first = firsts.iter().min().copied().unwrap_or(0);
+        (first..end.unwrap_or(first), firsts)
+    }
+
+    /// The file, as it was opened.
+    ///
+    /// # Errors
+    /// `Run`: it changed.
+    pub(super) fn unchanged(&self, file: usize) -> Result<&Arc<Reader>, Error> {
+        Ok(self.files[file].unchanged()?.expect("asked of files alone"))
     }
 
     pub(super) fn close(&mut self) {

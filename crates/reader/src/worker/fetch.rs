@@ -43,6 +43,8 @@ struct Part<'a> {
     /// None of them is `ELSEWHERE`.
     dense: bool,
     to: Address,
+    /// Where they lie, if not in the file.
+    memory: Option<*const u8>,
 }
 
 impl Part<'_> {
@@ -98,7 +100,9 @@ impl Worker {
         if !table.is_dense() && here(numbers) == 0 {
             return Ok(None);
         }
-        let part = Part { request, source, layout: table.layout, numbers, dense: table.is_dense(), to };
+        let memory = table.memory.as_ref().map(|memory| memory.base());
+        let part =
+            Part { request, source, layout: table.layout, numbers, dense: table.is_dense(), to, memory };
         let gpu = match to {
             Address::Host(at) => {
                 let (rest, _) = copy_rows(&part, at as *mut u8)?;
@@ -447,7 +451,8 @@ fn as_long_as(bytes: usize, layout: Layout) -> usize {
 /// Copies rows of a request on the thread that asks for them, and ends it. Only where they go to host memory, come to `most`
 /// bytes and lie in cached parts of the mapping; false otherwise, and nothing was copied.
 pub(crate) fn copied_here(request: &Arc<Request>, most: u64) -> bool {
-    let Some(table) = request.table().filter(|table| table.is_dense() && table.bytes() <= most) else {
+    let is_short = |table: &&Table| table.is_dense() && table.bytes() <= most && table.memory.is_none();
+    let Some(table) = request.table().filter(is_short) else {
         return false;
     };
     let (Address::Host(at), Numbers::Here(numbers)) = (table.to, &table.numbers) else { return false };
@@ -457,7 +462,8 @@ pub(crate) fn copied_here(request: &Arc<Request>, most: u64) -> bool {
         return false;
     }
     let Some(file) = reader.resident_rows(table.layout, numbers) else { return false };
-    let part = Part { request, source: &source, layout: table.layout, numbers, dense: true, to: table.to };
+    let (layout, to) = (table.layout, table.to);
+    let part = Part { request, source: &source, layout, numbers, dense: true, to, memory: None };
     match copy_each(&part, file, at as *mut u8) {
         Ok(()) => add(&request.counts.staged, numbers.len() * table.layout.row_bytes),
         Err(error) => request.fail(error),
@@ -478,7 +484,7 @@ fn copy_rows(part: &Part, at: *mut u8) -> Result<(Vec<Range>, Vec<Run>), Error> 
     let first = match part.to {
         Address::Device { at, .. } | Address::Host(at) => at,
     };
-    if let Some(from) = reader.whole().filter(|_| part.dense) {
+    if let Some(from) = part.memory.or_else(|| reader.whole().filter(|_| part.dense)) {
         copy_each(part, from, at)?;
         let bytes = part.numbers.len() * bytes;
         add(&part.request.counts.staged, bytes);
