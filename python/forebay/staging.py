@@ -17,7 +17,8 @@ KEPT = 2
 
 
 class Stage:
-    """Whole huge pages, pinned: of small ones, each is a piece of its own to a device, and a write of 1 MiB too many of them."""
+    """Pinned memory, shared with processes that are forked, so that its pages stay the GPU's. It begins on a huge page: where the
+    kernel gives shared memory huge pages (shmem_enabled), a write is few pieces to a device; else it is as many as its pages."""
 
     def __init__(self, gpu: int, size: int) -> None:
         """MachineError where that GPU doesn't write to the host's memory, or where there is none left."""
