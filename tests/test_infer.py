@@ -561,6 +561,26 @@ def test_the_command_refuses_what_cannot_be(
 
 
 @pytest.mark.promise("INF-8")
+@pytest.mark.parametrize(("delayed", "code"), [(2, 0), (9, 3)])
+def test_a_short_load_that_was_delayed_is_repeated(
+    capsys: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, delayed: int, code: int
+) -> None:
+    load = library.InMemory.load
+    loads: list[float] = []
+
+    def delayed_load(filled: library.InMemory) -> None:
+        load(filled)
+        loads.append(filled.load_s)
+        if len(loads) <= delayed:
+            filled.load_s = 0.9
+
+    monkeypatch.setattr(library.InMemory, "load", delayed_load)
+    found, _, err = typed(capsys, "infer", "toy", "--dir", str(folder), "--supply", "0.01", "--seconds", "0.02")
+    # LoadGen asks once more, of memory that is full.
+    assert found == code and len(loads) == 3 + (code == 0), err
+
+
+@pytest.mark.promise("INF-8")
 def test_a_folder_that_is_not_the_models_is_refused(folder: Path, tmp_path: Path) -> None:
     mine = copied(folder, tmp_path / "mine")
     said = json.loads((mine / data.ABOUT).read_text())

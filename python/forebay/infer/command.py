@@ -36,6 +36,8 @@ SEARCH = "search.json"
 PEAK_S = 0.5
 # The load may be so much slower than the supply asked for before that is refused.
 SUPPLY_SHORT = 0.10
+# A load of less than a second falls short of its supply when another program runs for a moment: it is repeated.
+LOAD_DELAYED_S, LOADS_AGAIN = 1.0, 2
 # Of free memory, what weights and caches may take: a batch needs some, too.
 FITS = 0.9
 
@@ -174,6 +176,15 @@ class Run:
         share = self.request.supply.gib_s
         return None if share is None else Link(bytes_per_s(share))
 
+    def _loaded_gib_s(self) -> float:
+        """Rate at which memory was filled, in GiB/s."""
+        return self.library.load_bytes / self.library.load_s / bytes_per_s(1.0)
+
+    def _fell_short(self) -> bool:
+        """Returns whether memory was filled more slowly than the supply allows."""
+        share = self.request.supply.gib_s
+        return share is not None and self.library.load_s > 0 and self._loaded_gib_s() < (1 - SUPPLY_SHORT) * share
+
     def _prepare(self) -> None:
         request = self.request
         memory = self._held(self.memory())
@@ -198,12 +209,17 @@ class Run:
             refuse_cached(self.cached)
         self._say("samples")
         self.library.load()
+        for _ in range(LOADS_AGAIN if request.mode in LOADED and request.strict else 0):
+            if not self._fell_short() or self.library.load_s > LOAD_DELAYED_S:
+                break
+            self.library.close()
+            self.library = InMemory(*arguments)
+            self.library.load()
         self.base = self.library.record if request.mode in LOADED else empty_record(self.library)
-        if request.mode in LOADED and share is not None and self.library.load_s > 0:
-            found = self.library.load_bytes / self.library.load_s / bytes_per_s(1.0)
-            if request.strict and found < (1 - SUPPLY_SHORT) * share:
-                reported = f"the loader brings {significant(found)} GiB/s from {request.folder}"
-                raise MachineError(f"--supply {request.supply.text}", reported, f"--supply {significant(0.9 * found)}")
+        if request.mode in LOADED and request.strict and self._fell_short():
+            found = self._loaded_gib_s()
+            reported = f"the loader brings {significant(found)} GiB/s from {request.folder}"
+            raise MachineError(f"--supply {request.supply.text}", reported, f"--supply {significant(0.9 * found)}")
         if request.table_bytes and self.model.cached_rows == 0:
             self._say("the hottest rows of the tables")
             self._refuse_cache(memory)
