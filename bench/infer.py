@@ -141,8 +141,8 @@ class Bench:
         # Samples a second of models of a configuration, in Offline; of the others, in the last such run in memory.
         self.rates: dict[str, float] = {}
         self.last_rates: dict[str, float] = {}
-        # Models and scenarios of which this process had a run that isn't counted.
-        self.warm: set[tuple[str, str]] = set()
+        # Models, modes and scenarios of which this process had a run that isn't counted.
+        self.warm: set[tuple[str, str, str]] = set()
         self.in_memory_s = options.seconds or IN_MEMORY_S[0 if self.gpu else 1]
         self.run_s = options.seconds or RUN_S
 
@@ -186,11 +186,11 @@ class Bench:
         """One run: the part `infer` of its record. The model of its name is built once."""
         key = [name, mode, scenario, drives, seconds, {k: v for k, v in more.items() if k not in UNTOLD}]
         there = self.journal.take(key)
-        known = (name, scenario) in self.warm or (name in forms.NAMES and name in self.models)
-        if there is None and drives is not None and mode == "ram" and not known:
-            say(f"{name}, {scenario}: a run that isn't counted")
-            self.measured(name, mode, scenario, drives, UNCOUNTED_S, **more)
-            self.warm.add((name, scenario))
+        known = (name, mode, scenario) in self.warm or (mode == "ram" and name in forms.NAMES and name in self.models)
+        if there is None and drives is not None and mode in ("ram", "coldstart") and not known:
+            say(f"{name}, {mode}, {scenario}: a run that isn't counted")
+            self.measured(name, mode, scenario, drives, UNCOUNTED_S if mode == "ram" else seconds, **more)
+            self.warm.add((name, mode, scenario))
         return there or self.journal.add(key, self.measured(name, mode, scenario, drives, seconds, **more))
 
     def measured(self, name: str, mode: str, scenario: str, drives: Case | None, seconds: float | None, **more: Any) -> Row:

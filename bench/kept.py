@@ -76,7 +76,8 @@ def name(found: dict[str, Any]) -> str:
     only = re.search(r"--only ('[^']*'|\"[^\"]*\"|\S+)", flags)
     scenarios = re.search(r"--scenarios (\S+)", flags)
     chosen = [found[1] for found in (only, scenarios) if found] + ["before"] * ("--before" in flags)
-    chosen += ["beside"] * ("--parts beside" in flags)
+    parts_asked = re.search(r"--parts (\S+)", flags)
+    chosen += [part for part in parts_asked[1].split(",") if part != "in_memory"] if parts_asked else []
     parts = [script.rsplit("/", 1)[-1], kind(found["machine"]), *chosen]
     return "-".join(re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts if part) + ".json"
 

@@ -150,6 +150,9 @@ def test_bounds_that_do_not_hold_are_named_below_their_table() -> None:
     assert [bound["holds"] for bound in result["bounds"]] == [False, True] and result["left_out"] == ["1m: left out: b: absent"]
     assert publish.notes([result]).endswith("1 of 2 hold, **not** 1m: rate of a ≥ 2.0 × b: 1.25.\n")
     assert kept.name(result) == "x-amd-2-cores.json"
+    for parts, known in [("in_memory", "x"), ("control", "x-control"), ("in_memory,starts", "x-starts")]:
+        told = result | {"command": f"python bench/x.py --dir DIR --only x --parts {parts}"}
+        assert kept.name(told) == known.replace("x", "x-amd-2-cores-x") + ".json"
 
 
 def test_few_commands_are_counted_in_thousands() -> None:
