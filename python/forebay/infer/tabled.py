@@ -33,6 +33,8 @@ class Model(networks.Model):
         self._start, self.rows = weights.place_of(path, VECTORS), sum(tables(table_rows))
         self._path = path
         self._file = forebay.open(path, way if self.on_gpu else "auto")
+        # The rows of a batch are fetched on the stream of who asks while this one computes the batch before.
+        self._computing: Any = self._torch.cuda.Stream(device) if self.on_gpu else None
         self._cache: Any = None
         self._slot: Any = None
         self.lookups = self.distinct = self.hits = self.delivered = 0
@@ -85,24 +87,48 @@ class Model(networks.Model):
                 raise cut_short(error, self._path, self._file, f"row {last} of the tables", at, wanted) from error
         return found.view(self._torch.float32)
 
+    def launch(self, rows: Any) -> Any:
+        """Fetches a batch's rows, and gives it to the device, which may still compute the batch before."""
+        if not self.on_gpu:
+            return super().launch(rows)
+        torch, count, computing = self._torch, len(rows), self._computing
+        with self._room(count), torch.inference_mode(), torch.cuda.device(self.device):
+            dense, places, bags, vectors = self._looked_up(*self._input(rows, self._kind))
+            computing.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(computing):
+                found = self._computed(self._net, dense, places, bags, vectors).float()
+                # Their memory isn't another batch's before this one has been computed.
+                for each in (dense, places, vectors):
+                    each.record_stream(computing)
+                host = torch.empty((count, self.width), dtype=torch.float32, pin_memory=True)
+                host.copy_(found, non_blocking=True)
+                done = torch.cuda.Event(blocking=True)
+                done.record()
+            return host, done
+
     def _answers(self, net: Any, given: Any) -> Any:
+        return self._computed(net, *self._looked_up(*given))
+
+    def _computed(self, net: Any, dense: Any, places: Any, bags: Any, vectors: Any) -> Any:
+        net.vectors.weight = self._torch.nn.Parameter(vectors, requires_grad=False)
+        return super()._answers(net, (dense, places, bags))
+
+    def _looked_up(self, dense: Any, numbers: Any, bags: Any) -> tuple[Any, Any, Any, Any]:
+        """Dense values, of each look-up its place among the vectors, bags, and the vectors of the distinct rows."""
         torch = self._torch
-        dense, numbers, bags = given
         distinct, places = torch.unique(numbers, return_inverse=True)
         self.lookups += len(numbers)
         self.distinct += len(distinct)
         if self._cache is None:
-            vectors = self._fetched(distinct)
-        else:
-            slot = self._slot[distinct].long()
-            here = slot >= 0
-            vectors = torch.empty((len(distinct), ROW_BYTES // 4), dtype=torch.float32, device=self.device)
-            vectors[here] = self._cache[slot[here]]
-            missing = distinct[~here]
-            self.hits += len(distinct) - len(missing)
-            vectors[~here] = self._fetched(missing)
-        net.vectors.weight = torch.nn.Parameter(vectors, requires_grad=False)
-        return super()._answers(net, (dense, places, bags))
+            return dense, places, bags, self._fetched(distinct)
+        slot = self._slot[distinct].long()
+        here = slot >= 0
+        vectors = torch.empty((len(distinct), ROW_BYTES // 4), dtype=torch.float32, device=self.device)
+        vectors[here] = self._cache[slot[here]]
+        missing = distinct[~here]
+        self.hits += len(distinct) - len(missing)
+        vectors[~here] = self._fetched(missing)
+        return dense, places, bags, vectors
 
     def document(self) -> dict[str, Any]:
         """Of the record: what the tables were asked for since they were opened."""
