@@ -11,9 +11,12 @@ pub const ROW_ELSEWHERE: u64 = u64::MAX;
 /// Bytes that a lane reads at once.
 const WORD_BYTES: u64 = 16;
 const LANES: u64 = 32;
-/// Blocks of threads for each multiprocessor. The link is full with an eighth of them where rows are long; short rows
-/// need more of them on their way.
+/// Blocks of threads for each multiprocessor, of which short rows need all on their way.
 const BLOCKS_EACH: u32 = 2;
+/// Rows that keep every lane's reads under way (`AHEAD` in rows.cu) fill the link with an eighth of the blocks. More would wait
+/// for it on every multiprocessor, beside the kernels of who computes meanwhile.
+const LONG_ROW_BYTES: u64 = 8 * LANES * WORD_BYTES;
+const OF_BLOCKS_IF_LONG: u64 = 8;
 /// Blocks that fill the link with one piece; more of them gain nothing, and take multiprocessors from others.
 const PULL_BLOCKS_MAX: u64 = 8;
 
@@ -51,11 +54,19 @@ impl Rows {
         rows: u64,
         row_bytes: u64,
     ) -> Cuda<()> {
-        let (lanes, blocks) = grid(rows, row_bytes, self.blocks_max);
+        let (lanes, blocks) = grid(rows, row_bytes, blocks_of(row_bytes, self.blocks_max));
         let arguments = [base as u64, step, numbers, to, rows, row_bytes, lanes];
         // SAFETY: the kernel takes these; the rest is the caller's promise.
         unsafe { stream.launch(&self.kernel, blocks, THREADS, &arguments) }
     }
+}
+
+/// Blocks at most that fetch rows of this length.
+fn blocks_of(row_bytes: u64, blocks_max: u64) -> u64 {
+    if row_bytes < LONG_ROW_BYTES {
+        return blocks_max;
+    }
+    (blocks_max / OF_BLOCKS_IF_LONG).max(PULL_BLOCKS_MAX).min(blocks_max)
 }
 
 /// Lanes that take a row together, and blocks of threads.
@@ -211,5 +222,24 @@ impl Ordered {
         let arguments = [of.n, low, high, pair(0), pair(1), pair(2), first, count, identity, key, out, sum];
         // SAFETY: the kernel takes these; the rest is the caller's promise.
         unsafe { stream.launch(&self.kernel, blocks as u32, THREADS, &arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // promise: PYT-13
+    #[test]
+    fn long_rows_leave_most_multiprocessors_to_others() {
+        let h200 = 132 * u64::from(BLOCKS_EACH);
+        let blocks = |rows, row_bytes| grid(rows, row_bytes, blocks_of(row_bytes, h200)).1;
+        assert_eq!(blocks(1_000_000, 512), 264);
+        assert_eq!(blocks(1_000_000, LONG_ROW_BYTES - 1), 264);
+        // A batch of DLRM, in pieces; and one short of them.
+        assert_eq!(blocks(1024, 7695), 33);
+        assert_eq!(blocks(16, 7695), 16 / WARPS);
+        assert_eq!(blocks_of(LONG_ROW_BYTES, 4), 4);
+        assert_eq!(blocks_of(LONG_ROW_BYTES, 32), PULL_BLOCKS_MAX);
     }
 }
