@@ -41,13 +41,23 @@ def test_rows_are_a_sequence_and_come_in_batches(files: list[Path]) -> None:
     assert (rows[wanted] == TABLE[wanted]).all() and (rows[wanted.tolist()] == TABLE[wanted]).all()
     assert (np.stack(rows.__getitems__(wanted.tolist())) == TABLE[wanted]).all()
     assert (rows[90:120:3] == TABLE[90:120:3]).all() and (rows[::-1] == TABLE[::-1]).all()
+    assert (rows[tuple(wanted.tolist())] == TABLE[wanted]).all() and (rows[list(wanted)] == TABLE[wanted]).all()
+    assert (rows[[0, True]] == TABLE[:2]).all() and (rows.batch(range(130, 3, -7)) == TABLE[130:3:-7]).all()
     assert rows[[]].shape == (0, 4, 2) and rows[:0].shape == (0, 4, 2)
     assert sum(1 for _ in rows) == len(rows)
     for beyond in (len(rows), -len(rows) - 1):
         with pytest.raises(IndexError, match=f"of {len(rows)}"):
             rows[beyond]
-    with pytest.raises(RequestError, match=f"row {len(rows)} of"):
-        rows[[0, len(rows)]]
+    for numbers, words in (
+        ([0, len(rows)], f"row {len(rows)} of"),
+        ([3, -1], r"rows\[1\] is -1"),
+        ([1 << 63], "row 9223372036854775808 of"),
+        ([0, 1.0], "an array of float64"),
+        ([True, False], "an array of bool"),
+        ([0, [1]], "inhomogeneous"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            rows[numbers]
     rows.close()
     assert (rows[5] == TABLE[5]).all()
 

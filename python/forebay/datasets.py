@@ -15,7 +15,7 @@ from forebay import headers
 from forebay.errors import RequestError
 from forebay.names import Path, file_name
 from forebay.reader import File, Future, open
-from forebay.rows import check_row, check_whole
+from forebay.rows import check_row, check_whole, integers
 from forebay.spare import Spare
 from forebay.tables import Table
 
@@ -54,9 +54,9 @@ class Rows:
         self.names = [file_name(n) for n in ([names] if isinstance(names, (str, bytes, os.PathLike)) else names)]
         self.shape = tuple(check_whole(n, "shape") for n in shape)
         self.dtype, self.device, self.path, self.start = dtype, device, path, start
-        self.prefer = prefer or ("rate" if str(device) == "cpu" else "balance")
-        self._torch = is_torch(dtype)
-        if not self._torch and str(device) != "cpu":
+        self._torch, self._is_on_host = is_torch(dtype), str(device) == "cpu"
+        self.prefer = prefer or ("rate" if self._is_on_host else "balance")
+        if not self._torch and not self._is_on_host:
             raise RequestError(f"rows of {dtype} on {device}", "NumPy's arrays are in host memory", "dtype=torch.float32")
         self.row_bytes = prod(self.shape) * item_bytes(dtype)
         check_row(self.row_bytes, start)
@@ -95,12 +95,30 @@ class Rows:
 
     def batch(self, rows: Any) -> Any:
         """Rows by number, of shape (len(rows), *shape). Numbers can be on a GPU. Raises RequestError."""
-        import numpy as np
+        if not self._is_on_host:
+            return self._on_device(rows)
+        wanted = integers(rows, "rows")
+        # NumPy's array even of what will be a tensor: the cheapest to pass.
+        room = self._spare.take(len(wanted) * self.row_bytes)
+        if len(wanted):
+            self.source().gather(wanted, self.row_bytes, room, start=self.start)
+        return self._as_rows(room, len(wanted))
 
-        wanted = np.asarray(rows, np.int64) if isinstance(rows, (list, tuple, range)) and not len(rows) else rows
-        if self._torch and len(wanted) and str(self.device).startswith("cuda"):
+    def _as_rows(self, room: Any, count: int) -> Any:
+        """Host memory as `count` rows."""
+        if not self._torch:
+            return room.view(self.dtype).reshape(count, *self.shape)
+        if not count:
+            return self._empty(0)
+        import torch
+
+        return torch.frombuffer(room, dtype=self.dtype).view(count, *self.shape)
+
+    def _on_device(self, rows: Any) -> Any:
+        wanted = integers(rows, "rows") if isinstance(rows, (list, tuple, range)) else rows
+        if len(wanted) and str(self.device).startswith("cuda"):
             return self._on_its_way(wanted)
-        out = self._empty((len(wanted), *self.shape))
+        out = self._empty(len(wanted))
         if len(wanted):
             self.source().gather(wanted, self.row_bytes, out, start=self.start)
         return out
@@ -116,7 +134,7 @@ class Rows:
             self._stream = torch.cuda.Stream(self.device)
         # Memory of a stream of its own: the read needn't wait for work that is queued on the user's.
         with torch.cuda.stream(self._stream):
-            out = self._empty((len(rows), *self.shape))
+            out = self._empty(len(rows))
         future = source.gather_async(rows, self.row_bytes, out, self.start, stream=self._stream)
         self._under_way.append(future)
         current = torch.cuda.current_stream(out.device)
@@ -124,15 +142,10 @@ class Rows:
         future.wait_on_stream(current)
         return out
 
-    def _empty(self, shape: tuple[int, ...]) -> Any:
-        bytes = shape[0] * self.row_bytes
-        if not self._torch:
-            return self._spare.take(bytes).view(self.dtype).reshape(shape)
+    def _empty(self, count: int) -> Any:
         import torch
 
-        if str(self.device) != "cpu" or not bytes:
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
-        return torch.frombuffer(self._spare.take(bytes), dtype=self.dtype).view(shape)
+        return torch.empty((count, *self.shape), dtype=self.dtype, device=self.device)
 
     def source(self) -> File | Table:
         """The open files; of this process, since a fork leaves a parent's readers behind."""
