@@ -87,8 +87,13 @@ class Rows:
         return self.batch(rows)
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
-        """Views of one batch, one per row."""
-        return list(self.batch(rows))
+        """Views of one batch, one per row. Collated by PyTorch's DataLoader, they are that batch."""
+        batch = self.batch(rows)
+        if not self._torch or not len(batch):
+            return list(batch)
+        from forebay.collated import Views
+
+        return Views(batch)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None, "_under_way": deque(), "_stream": None, "_spare": Spare()}
