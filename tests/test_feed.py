@@ -189,6 +189,7 @@ def test_epochs_differ_and_an_iteration_that_was_left_begins_anew(path: Path) ->
         ({"version": 9}, "state_dict"),
         ({"position": ROWS + 1}, f"{ROWS}"),
         ({"epoch": "x"}, "whole number"),
+        ({"epoch": (1 << 64) - 1}, "is beyond 9223372036854775807"),
     ],
     kept=(0, 4),
 )
@@ -200,16 +201,17 @@ def test_a_state_of_something_else_is_refused(path: Path, change: dict[str, Any]
 
 
 @pytest.mark.promise("FEED-4")
-def test_what_ranks_must_have_alike_differs_with_files_seed_order_and_batch(path: Path, tmp_path: Path) -> None:
+def test_what_ranks_must_have_alike_differs_with_files_seed_order_batch_and_end(path: Path, tmp_path: Path) -> None:
     (tmp_path / "shorter").write_bytes(path.read_bytes()[: -ROW.itemsize])
     of = feed.rows(path, ROW)
     first, second = (feed.Loader(of, 8, rank=rank, world=2, prefetch=rank + 1) for rank in range(2))
+    changes: list[dict[str, Any]] = [{"seed": 1}, {"shuffle": "none"}, {"batch_size": 9}, {"drop_last": True}]
     others = [
         feed.Loader(feed.rows(tmp_path / "shorter", ROW), 8),
-        *(feed.Loader(of, **{"batch_size": 8, **change}) for change in ({"seed": 1}, {"shuffle": "none"}, {"batch_size": 9})),
+        *(feed.Loader(of, **{"batch_size": 8, **change}) for change in changes),
     ]
     assert first.agreement == second.agreement
-    assert len({loader.agreement for loader in (first, *others)}) == 5
+    assert len({loader.agreement for loader in (first, *others)}) == 6
 
 
 @pytest.mark.promise("FEED-4")
@@ -336,6 +338,22 @@ def test_npy_and_safetensors_files_say_what_they_hold(tmp_path: Path) -> None:
     for batch in loader:
         own = np.from_dlpack(batch["y"])
         assert (np.from_dlpack(batch["x"]) == x[own]).all() and list(own) == loader.samples_at(batch.position, batch.rows)
+    # Beside tensors of other lengths those of samples are named.
+    safetensors.save_file({"x": x, "mean": x.mean(axis=0), "one": np.array(3.0)}, tmp_path / "more.safetensors")
+    with pytest.raises(RequestError, match=r"(?s)mean 3, one none, x 500.*columns="):
+        feed.Loader(tmp_path / "more.safetensors", 64)
+    (batch,) = feed.Loader(tmp_path / "more.safetensors", 500, shuffle="none", columns=["x"])
+    assert (np.from_dlpack(batch["x"]) == x).all()
+    with pytest.raises(RequestError, match="it has no tensor 'z'"):
+        feed.safetensors(tmp_path / "more.safetensors", ["z"])
+    with open(tmp_path / "more.safetensors", "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(RequestError, match=r"more\.safetensors: its tensors end at byte"):
+        feed.safetensors(tmp_path / "more.safetensors")
+    # NumPy's longest floats have no type that others know.
+    np.save(tmp_path / "long.npy", np.arange(3, dtype=np.longdouble))
+    (batch,) = feed.Loader(tmp_path / "long.npy", 3, shuffle="none")
+    assert np.from_dlpack(batch["data"]).tobytes() == np.arange(3, dtype=np.longdouble).tobytes()
 
 
 @pytest.mark.promise("FEED-8")
@@ -350,6 +368,10 @@ def test_what_is_no_data_set_is_refused_with_the_reason(tmp_path: Path, path: Pa
     (tmp_path / "junk.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
     (tmp_path / "empty").mkdir()
     (tmp_path / "none").write_bytes(b"")
+    np.save(tmp_path / "objects.npy", np.array([{}, 1], object))
+    np.save(tmp_path / "nothing.npy", np.zeros((3, 0)))
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.tar")
     at = tmp_path.joinpath
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: feed.rows(at("odd"), np.dtype(("u1", 912))), "1 rows from byte 0 on, and 88 bytes more"),
@@ -371,6 +393,16 @@ def test_what_is_no_data_set_is_refused_with_the_reason(tmp_path: Path, path: Pa
         (lambda: feed.Loader(feed.rows(path, ROW), 10, shuffle="all"), "rows, blocks, none"),
         (lambda: feed.Loader(feed.rows(path, ROW), 10, device="tpu"), "cuda:1"),
         (lambda: feed.Loader(feed.rows(path, ROW), 1 << 60), "address space"),
+        (lambda: feed.Loader(feed.rows(path, ROW), 1 << 70), "0 to 2**64 - 1"),
+        (lambda: feed.Loader(feed.rows(path, ROW), 10, columns=3), "a list of names"),
+        (lambda: feed.Loader(feed.rows(path, ROW), 10, transform=3), "a function of a batch"),
+        (lambda: feed.rows(path, None), "None is no type of a row"),
+        (lambda: feed.rows(None, ROW), "of type NoneType"),
+        (lambda: feed.Loader(np.zeros((4, 2)), 10), "of type ndarray"),
+        (lambda: feed.rows(at("pipe"), ROW), "it is a pipe"),
+        (lambda: feed.Loader(at("pipe.tar"), 10), "it is a pipe"),
+        (lambda: feed.npy(at("objects.npy")), "objects.npy: its array holds objects"),
+        (lambda: feed.npy(at("nothing.npy")), "nothing.npy: a row of its shape (3, 0)"),
     ]
     for make, said in wrong:
         with pytest.raises(RequestError, match=re.escape(said)):
@@ -527,6 +559,8 @@ def test_a_sample_that_differs_from_its_file_is_found(path: Path, table: Any, tm
         (["--row-bytes", "160", "--pin-limit", "4k", "--batch-size", "100"], "try: --pin-limit "),
         (["--start", "4k"], "--row-bytes 912 --start 4k"),
         (["--row-bytes", "160", "--columns", "x"], "data"),
+        (["--row-bytes", "160", "--batch-size", "100k", "--drop-last"], "a whole number"),
+        (["--row-bytes", "160", "--batch-size", "100000", "--drop-last"], "nothing is left"),
         (["--row-bytes", "160", "--device", "gpu0"], "try: --device cpu; or pinned, cuda, cuda:1"),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import random
 import re
+import shutil
 import struct
 import subprocess
 import tarfile
@@ -126,6 +128,55 @@ def test_samples_that_differ_in_their_fields_are_refused_or_read_by_column(tmp_p
 
 
 @pytest.mark.promise("FEED-14")
+def test_fields_of_shards_are_in_lower_case_and_what_makes_no_sample_is_told_with_its_shard(tmp_path: Path) -> None:
+    made = shard(tmp_path / "upper.tar", {"0": {"JPG": b"a"}, "1": {"jpg": b"b"}})
+    (batch,) = feed.Loader(made, 2, shuffle="none")
+    assert [bytes(image) for image in batch["jpg"]] == [b"a", b"b"]
+    twice = shard(tmp_path / "twice.tar", {"0": {"JPG": b"a", "jpg": b"b"}})
+    with pytest.raises(RequestError, match=r"sample 0 of .*twice\.tar: it has two files \.jpg"):
+        feed.webdataset(twice)
+    with pytest.raises(RequestError, match=r"columns=\['jpg'\], .*--sort=name"):
+        feed.webdataset(made, columns=["cls"])
+    with pytest.raises(RequestError, match="nothing would be read"):
+        feed.webdataset(made, columns=[])
+
+
+@pytest.mark.promise("FEED-14")
+def test_a_file_that_is_another_format_or_cut_off_is_told_so_whatever_its_name(tmp_path: Path, shards: list[Path]) -> None:
+    packed = gzip.compress(shards[0].read_bytes())
+    for name in ("a.tar.gz", "a.tar", "a.tfrecord", "a.npz"):
+        wanted = "gzip -dk" if name.endswith(".gz") else "gzip -dc <"
+        (tmp_path / name).write_bytes(packed)
+        with pytest.raises(RequestError, match=f"(?s)it is compressed by gzip.*{wanted}"):
+            feed.Loader(tmp_path / name, 1)
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"x": np.arange(9)})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="none", use_dictionary=False)
+    with pytest.raises(RequestError, match=r"it has no column z, of x\n  try: columns= of those"):
+        feed.parquet(tmp_path / "a.parquet", ["z"])
+    os.truncate(tmp_path / "a.parquet", 100)
+    with pytest.raises(RequestError, match="(?s)doesn't end as a Parquet file.*the whole file"):
+        feed.parquet(tmp_path / "a.parquet")
+
+
+@pytest.mark.promise("FEED-14")
+def test_a_folder_is_of_one_format_with_what_lies_beside(tmp_path: Path, shards: list[Path]) -> None:
+    for number in range(2):
+        tfrecords(tmp_path / f"train.tfrecord-0000{number}-of-00002", [b"a", b"bc"])
+    (tmp_path / "README.md").write_text("two files")
+    assert sorted(bytes(one) for batch in feed.Loader(tmp_path, 4) for one in batch["data"]) == [b"a", b"a", b"bc", b"bc"]
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("a.jpg", "b.JPEG", "c.Jpg", "LICENSE"):
+        (images / name).write_bytes(name.encode())
+    assert [bytes(one) for one in next(iter(feed.Loader(images, 3, shuffle="none")))["data"]] == [b"a.jpg", b"b.JPEG", b"c.Jpg"]
+    shutil.copy(shards[0], images)
+    with pytest.raises(RequestError, match="isn't of one format with .*WebDataset|isn't of one format with .*JPEG"):
+        feed.Loader(images, 3)
+
+
+@pytest.mark.promise("FEED-14")
 def test_a_shard_that_is_cut_off_or_changes_is_an_error_that_names_it(tmp_path: Path, shards: list[Path]) -> None:
     whole = shards[1].read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:5000])
@@ -140,6 +191,9 @@ def test_a_shard_that_is_cut_off_or_changes_is_an_error_that_names_it(tmp_path: 
     for _ in range(2):
         with pytest.raises(RunError, match="changing.tar"):
             loader.take()
+    changing.unlink()
+    with pytest.raises(RunError, match=r"changing\.tar: there is no such file; there was when the loader was made"):
+        loader.take()
     assert loader.state_dict() == state
 
 
@@ -413,7 +467,7 @@ def test_memory_of_batches_is_used_again_and_not_before_their_arrays_are_gone(sh
     assert len({batch["bin"].data.ctypes.data for _ in range(3) for batch in loader}) <= 15
     small = feed.Loader(shards, 10, seed=2, pin_limit=120_000)
     few = []
-    with pytest.raises(RequestError, match=r"pin_limit=120000: \d+ batches of \d+ bytes are kept"):
+    with pytest.raises(RequestError, match=r"the program keeps \d+ of \d+ bytes together, and pin_limit allows 120000"):
         while True:
             few.append(small.take())
     taken = len(few)

@@ -19,7 +19,7 @@ BEGINNINGS = (
     (b"SQLite format 3\0", "SQLite", "rows written of it"),
     (b"GGUF", "GGUF", "safetensors of the same model, by forebay.feed.safetensors"),
     (b"\x89PNG\r\n\x1a\n", "PNG", "PIL.Image.open(forebay.open(NAME))"),
-    (b"\xff\xd8\xff", "JPEG", "forebay.feed.images, or PIL.Image.open(forebay.open(NAME))"),
+    (b"\xff\xd8\xff", "JPEG", "forebay.feed.files, or PIL.Image.open(forebay.open(NAME))"),
     (b"GIF8", "GIF", "PIL.Image.open(forebay.open(NAME))"),
     (b"RIFF", "RIFF, as WebP and WAV are", "PIL.Image.open(forebay.open(NAME))"),
     (b"\x1f\x8b\x08", "compressed by gzip", "gzip -dk NAME"),
@@ -34,18 +34,27 @@ BEGINNINGS = (
 
 def refuse(name: str) -> None:
     """RequestError for a local file whose first bytes are another format's header, which rows would be made of."""
+    found = recognised(name)
+    if found is not None:
+        raise RequestError(f"rows of {name}", f"it is {found[0]}: its header would be read as rows", found[1])
+
+
+def recognised(name: str) -> tuple[str, str] | None:
+    """Format of a local file by its first bytes, and what reads it."""
     try:
         if not os.path.isfile(name):
-            return
+            return None
         with open(name, "rb") as file:
             head = file.read(HEAD_BYTES)
         size = os.path.getsize(name)
     except (OSError, ValueError):  # whoever opens it says why
-        return
+        return None
     found = _numpy(head) or _safetensors(head, size) or _records(head, size) or _by_beginning(head)
-    if found is not None:
-        what, next = found
-        raise RequestError(f"rows of {name}", f"it is {what}: its header would be read as rows", next.replace("NAME", repr(name)))
+    if found is None:
+        return None
+    # gzip takes no file of another ending, as compressed TFRecords have.
+    reads = "gzip -dc <NAME >OTHER" if found[1].startswith("gzip") and not name.endswith(".gz") else found[1]
+    return found[0], reads.replace("NAME", repr(name))
 
 
 def _by_beginning(head: bytes) -> tuple[str, str] | None:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 INTEGERS = "integers in one dimension: numpy.array([0, 1])"
 
 
-def check_whole(value: Any, what: str) -> int:
+def check_whole(value: Any, what: str, next: str = "a number inside the file") -> int:
     """The value as an integer that 64 bits hold. Raises RequestError naming the parameter."""
     try:
         number = operator.index(value)
     except TypeError:
         raise RequestError(f"{what}={value!r:.80}", f"is of type {type(value).__name__}", "a whole number") from None
     if number >= 1 << 64:
-        raise RequestError(f"{what}={number}", "is beyond 64 bits", "a number inside the file")
+        raise RequestError(f"{what}={number}", "is beyond 64 bits", next)
     return number
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -21,6 +23,8 @@ Paths = Path | Sequence[Path]
 
 # NumPy's kinds → DLPack's codes.
 CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+# Of longer ones (NumPy's longdouble) consumers of DLPack know none.
+ITEM_BYTES_MAX = {"i": 8, "u": 8, "f": 8, "c": 16, "b": 1}
 # The types of safetensors → (DLPack's code, bits, NumPy's name). The 8-bit floats are handed out as bytes, since most
 # consumers of DLPack don't know them: tensor.view(torch.float8_e4m3fn).
 TENSOR_TYPES = {
@@ -44,6 +48,16 @@ TENSOR_TYPES = {
     "I64": (0, 64, "<i8"),
     "U64": (1, 64, "<u8"),
 }
+# Indexes → the functions here that read such files.
+OPENS = {
+    "parquet_index": "parquet",
+    "hdf5_index": "hdf5",
+    "archive_index": "npz",
+    "record_index": "tfrecord",
+    "shard_index": "webdataset",
+}
+# Ends what is said of a file that is whole, but written in a way that isn't read here.
+NOT_READ = re.compile(r"isn't read here|which isn't|aren't read| chunks of \d")
 HEADER_BYTES_MAX = 100_000_000
 # What a sample of a file without named fields is called.
 UNNAMED = "data"
@@ -98,13 +112,11 @@ class Dataset:
 
     def only(self, names: Iterable[str]) -> Dataset:
         """The data set of these fields alone: of each sample only their bytes are read. Raises RequestError."""
-        wanted = [names] if isinstance(names, str) else list(names)
         known = {field.name: field for field in self.fields}
+        wanted = names_of(names, known) or []
         for name in wanted:
             if name not in known:
                 raise RequestError(f"columns={wanted}", f"a sample has no {name!r}", f"of {', '.join(known)}")
-        if not wanted:
-            raise RequestError("columns=[]", "nothing would be read", f"of {', '.join(known)}")
         return self._cut([field for field in self.fields if field.name in wanted])
 
     def _cut(self, kept: Sequence[Field]) -> Dataset:
@@ -154,30 +166,45 @@ def open_dataset(data: Any, schema: Any = None, columns: Iterable[str] | None = 
         whole = rows(data, schema)
         return whole if columns is None else whole.only(columns)
     names = files_of(data)
-    row = formats.by_ending(os.path.splitext(names[0])[1])
-    odd = next((name for name in names if row is None or os.path.splitext(name)[1] not in row.endings), None)
-    if row is None or odd is not None:
+    if _is_folder(data):
+        # Beside its data a folder may have a README, an index, or a mark that it is complete.
+        names = [name for name in names if formats.of_file(name) is not None] or names
+    row = formats.of_file(names[0])
+    if row is None:
+        seen = headers.recognised(names[0])
+        if seen is not None:
+            raise RequestError(f"the samples of {names[0]}", f"it is {seen[0]}", seen[1])
         known = ", ".join(one.name for one in formats.FORMATS)
         raise RequestError(
-            f"the samples of {odd or names[0]}",
-            f"none of {known}, or not of one format with {names[0]}: the file doesn't say how long a sample is",
+            f"the samples of {names[0]}",
+            f"its name ends as none of {known} does: the file doesn't say how long a sample is",
             'forebay.feed.rows(FILES, {"x": ("float32", (228,))}), or .files(FILES); on the command line --row-bytes 912',
         )
+    odd = next((name for name in names if formats.of_file(name) is not row), None)
+    if odd is not None:
+        found = f"it isn't of one format with {names[0]}, which is {row.name}"
+        raise RequestError(f"the samples of {odd}", found, "a Loader for each format")
     return row.open(names, columns)
+
+
+def _is_folder(data: Any) -> bool:
+    return isinstance(data, (str, bytes, os.PathLike)) and os.path.isdir(data)
 
 
 def files_of(paths: Any, endings: tuple[str, ...] = ()) -> list[str]:
     """Names of files, of a folder its files in order of their names, without hidden ones. Raises RequestError."""
     one = isinstance(paths, (str, bytes, os.PathLike))
+    if not one and (not isinstance(paths, Iterable) or hasattr(paths, "__array_interface__")):
+        raise RequestError("a data set", f"the files are of type {type(paths).__name__}", "a path, or a list of paths")
     found: list[str] = []
-    for path in [paths] if one else list(paths):
+    for path in [paths] if one else paths:
         name = str(path) if is_nothing(path) else file_name(path)
-        if not os.path.isdir(name):
+        if not _is_directory(name):
             found.append(name)
             continue
         entries = [entry for entry in os.scandir(name) if not entry.name.startswith(".")]
         inside = sorted(entry.path for entry in entries if entry.is_file())
-        listed = [path for path in inside if not endings or path.endswith(endings)]
+        listed = [path for path in inside if not endings or path.lower().endswith(endings)]
         if not listed:
             deeper = any(entry.is_dir() for entry in entries)
             next = f'a list: sorted(glob.glob("{os.path.join(name, "*", "*")}"))' if deeper else "another folder"
@@ -187,6 +214,18 @@ def files_of(paths: Any, endings: tuple[str, ...] = ()) -> list[str]:
     if not found:
         raise RequestError("a data set", "the list of files is empty", "one file or more")
     return found
+
+
+def _is_directory(name: str) -> bool:
+    """Returns whether it is a folder. Raises RequestError for a pipe or socket, which would wait for whoever writes to it."""
+    try:
+        mode = os.stat(name).st_mode
+    except OSError:  # whoever opens it says why
+        return False
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        kind = "pipe" if stat.S_ISFIFO(mode) else "socket"
+        raise RequestError(f"open {name}", f"it is a {kind}, and samples are read in any order", f"cat {name} >FILE")
+    return stat.S_ISDIR(mode)
 
 
 def is_nothing(path: Any) -> bool:
@@ -205,6 +244,37 @@ def size_of(name: str) -> int:
         raise RequestError(f"open {name}", "there is no such file", f"ls {os.path.dirname(name) or '.'}") from None
     except OSError as error:
         raise MachineError(f"open {name}", error.strerror or str(error), f"ls -l {name}") from None
+
+
+def indexed(index: Callable[..., Any], name: str, *settings: Any, part: str | None = None) -> Any:
+    """Result of an index of the file. Raises RequestError; `part`: what its words call a column that isn't read here."""
+    try:
+        return index(name, *settings)
+    except RequestError as error:
+        seen = headers.recognised(name)
+        if seen is not None and f"forebay.feed.{OPENS[index.__name__]}" not in seen[1]:
+            raise RequestError(error.asked, f"it is {seen[0]}", seen[1]) from None
+        if part is None:
+            raise
+        lacks = f"it has no {part} "
+        if lacks in error.found or "root group has no" in error.found:
+            raise RequestError(error.asked, error.found[error.found.index("it") :], "columns= of those that it has") from None
+        if f" {part} " not in error.found and not NOT_READ.search(error.found):
+            raise RequestError(error.asked, error.found, "the whole file, as its writer closed it") from None
+        raise
+
+
+def names_of(columns: Any, known: Iterable[str] = ()) -> list[str] | None:
+    """Names of columns, or None for all. Raises RequestError where it is no list of any."""
+    if columns is None:
+        return None
+    if not isinstance(columns, Iterable) or isinstance(columns, bytes):
+        raise RequestError(f"columns={columns!r:.80}", f"is of type {type(columns).__name__}", 'a list of names: ["x"]')
+    listed = [columns] if isinstance(columns, str) else list(columns)
+    if not listed:
+        next = f"of {', '.join(known)}" if known else 'names of fields: ["x"], or None for all'
+        raise RequestError("columns=[]", "nothing would be read", next)
+    return listed
 
 
 def identity_of(names: Sequence[str], sizes: Sequence[int], layout: Any) -> int:
@@ -247,6 +317,8 @@ def fields_of(schema: Any) -> tuple[int, list[Field]]:
     import numpy as np
 
     try:
+        if schema is None:
+            raise TypeError("None is no type of a row")
         if isinstance(schema, Mapping):
             listed = [(str(name), *(kind if isinstance(kind, tuple) else (kind,))) for name, kind in schema.items()]
             schema = np.dtype(listed)
@@ -269,7 +341,7 @@ def field_of(name: str, dtype: Any, offset: int) -> Field:
     if base.byteorder == ">" or (base.byteorder == "=" and np_is_big()):
         found = "its numbers are big-endian, and are handed out as they lie"
         raise RequestError(f"field {name!r} of type {base}", found, "uint8, and a conversion of your own")
-    if base.kind not in CODES or base.itemsize > 16:
+    if base.kind not in CODES or base.itemsize > ITEM_BYTES_MAX[base.kind]:
         return Field(name, 0, offset, CODES["u"], 8, "|u1", (*shape, base.itemsize))
     return Field(name, 0, offset, CODES[base.kind], 8 * base.itemsize, base.newbyteorder("<").str, tuple(shape))
 
@@ -315,6 +387,10 @@ def npy(paths: Paths) -> Dataset:
         shape, dtype, begin = array_header(name, 0, sizes[-1], f"samples of {name}")
         if not shape:
             raise RequestError(f"samples of {name}", "its array has no dimension", "an array whose first axis counts samples")
+        if dtype.hasobject:
+            raise RequestError(f"samples of {name}", "its array holds objects, pickled", "an array of numbers")
+        if not dtype.itemsize * prod(shape[1:]):
+            raise RequestError(f"samples of {name}", f"a row of its shape {shape} has no bytes", "rows of a byte or more")
         kinds.setdefault((dtype, tuple(shape[1:])), name)
         parts.append(Part(name, shape[0], (begin,)))
     if len(kinds) > 1:
@@ -331,35 +407,44 @@ def npy(paths: Paths) -> Dataset:
     return whole if aligned else whole._cut(fields)
 
 
-def safetensors(paths: Paths) -> Dataset:
-    """safetensors files as one table: each tensor is a column, and their first axis, as long for all of a file, counts samples.
+def safetensors(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
+    """safetensors files as one table: each tensor, or each named one, is a column, and their first axis, as long for all of a
+    file, counts samples.
 
     Raises RequestError.
     """
     names, sizes, parts = files_of(paths, (".safetensors",)), [], []
+    wanted = names_of(columns)
     layout: list[tuple[str, str, tuple[int, ...]]] | None = None
     for name in names:
         sizes.append(size_of(name))
         tensors = tensors_of(name, sizes[-1])
+        if wanted is not None:
+            known = [tensor for tensor, *_ in tensors]
+            for lost in wanted:
+                if lost not in known:
+                    raise RequestError(f"samples of {name}", f"it has no tensor {lost!r}", f"of {', '.join(known[:12])}")
+            tensors = [tensor for tensor in tensors if tensor[0] in wanted]
         lengths = {shape[0] if shape else None for _, _, shape, _ in tensors}
         if len(lengths) != 1 or None in lengths:
-            found = f"its {len(tensors)} tensors don't all have as many rows"
-            wanted = "tensors whose first axis counts samples; forebay.safetensors for models"
-            raise RequestError(f"samples of {name}", found, wanted)
+            rows = ", ".join(f"{tensor} {shape[0] if shape else 'none'}" for tensor, _, shape, _ in tensors[:8])
+            found = f"its {len(tensors)} tensors don't all have as many rows: {rows}"
+            next_ = "columns=[…] of tensors whose first axes count samples; forebay.safetensors for models"
+            raise RequestError(f"samples of {name}", found, next_)
         reported = [(tensor, dtype, shape[1:]) for tensor, dtype, shape, _ in tensors]
         if layout is not None and reported != layout:
             raise RequestError(f"samples of {name}", f"its tensors differ from those of {names[0]}", "files of one layout")
         layout = reported
         parts.append(Part(name, int(next(iter(lengths)) or 0), tuple(begin for _, _, _, begin in tensors)))
     assert layout is not None
-    fields, columns = [], []
+    fields, spans = [], []
     for number, (tensor, dtype, shape) in enumerate(layout):
         code, bits, typestr = TENSOR_TYPES[dtype]
         field = Field(tensor, number, 0, code, bits, typestr, shape)
         fields.append(field)
-        columns.append((field.bytes, field.bytes))
+        spans.append((field.bytes, field.bytes))
     identity = identity_of(names, sizes, ["safetensors", [[t, d, list(s)] for t, d, s in layout]])
-    return Dataset(tuple(parts), tuple(columns), tuple(fields), identity)
+    return Dataset(tuple(parts), tuple(spans), tuple(fields), identity)
 
 
 def tensors_of(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], int]]:
@@ -372,7 +457,10 @@ def tensors_of(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], in
             if seen := _core.recognise(file.read(64)):
                 raise RequestError(asked, f"it is {seen[0]}", seen[1])
             raise RequestError(asked, f"it claims {length} bytes, and the file has {size}", "a safetensors file")
-        listed, _ = _core.safetensors_header(file.read(length), size - 8 - length)
+        try:
+            listed, _ = _core.safetensors_header(file.read(length), size - 8 - length)
+        except RequestError as error:
+            raise RequestError(asked, error.found, error.next) from None
     for tensor, dtype, _, _, _ in listed:
         if dtype not in TENSOR_TYPES:
             raise RequestError(asked, f"tensor {tensor!r} is of type {dtype}", f"of {', '.join(TENSOR_TYPES)}")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from forebay.feed import dataset, hdf5_sets, npz_arrays, parquet_columns, records, samples
+
+# A file's number among those that TensorFlow's tools write of one data set.
+SHARD = re.compile(r"-\d+-of-\d+$")
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ def _chosen(open: Callable[[Any], dataset.Dataset]) -> Callable[[Any, Any], data
 
 FORMATS = (
     Format(".npy", (".npy",), _chosen(dataset.npy)),
-    Format(".safetensors", (".safetensors",), _chosen(dataset.safetensors)),
+    Format(".safetensors", (".safetensors",), dataset.safetensors),
     Format("Parquet", parquet_columns.ENDINGS, parquet_columns.parquet),
     Format(".npz", npz_arrays.ENDINGS, npz_arrays.npz),
     Format("HDF5", hdf5_sets.ENDINGS, hdf5_sets.hdf5),
@@ -34,6 +39,7 @@ FORMATS = (
 )
 
 
-def by_ending(ending: str) -> Format | None:
-    """The format of files with this ending."""
+def of_file(name: str) -> Format | None:
+    """The format that the file's name says, in capitals, too, and before a number as in train.tfrecord-00003-of-00128."""
+    ending = os.path.splitext(SHARD.sub("", name))[1].lower()
     return next((row for row in FORMATS if ending in row.endings), None)

@@ -6,7 +6,18 @@ from collections.abc import Iterable
 
 from forebay import _core
 from forebay.errors import RequestError
-from forebay.feed.dataset import Dataset, Field, Part, Paths, field_of, files_of, identity_of, size_of
+from forebay.feed.dataset import (
+    Dataset,
+    Field,
+    Part,
+    Paths,
+    field_of,
+    files_of,
+    identity_of,
+    indexed,
+    names_of,
+    size_of,
+)
 from forebay.feed.parquet_columns import parts_of
 
 ENDINGS = (".hdf5", ".h5", ".hdf")
@@ -20,11 +31,11 @@ def hdf5(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
     import numpy as np
 
     names, sizes, parts = files_of(paths, ENDINGS), [], list[Part]()
-    wanted = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    wanted = names_of(columns)
     layout: list[tuple[str, str, tuple[int, ...], int]] | None = None
     for name in names:
         sizes.append(size_of(name))
-        found = _core.hdf5_index(name, wanted)
+        found = indexed(_core.hdf5_index, name, wanted, part="data set")
         reported = [(field, item, tuple(dims[1:]), row_bytes) for field, dims, item, row_bytes, _ in found]
         lengths = {dims[0] for _, dims, *_ in found}
         if len(lengths) != 1:

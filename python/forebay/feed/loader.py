@@ -25,6 +25,8 @@ LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 STATE_VERSION = 1
+# Epochs beyond it leave no room to count on.
+EPOCH_MAX = (1 << 63) - 1
 # Of rows this short a random read from storage brings more than the row.
 SHORT_ROW_BYTES = 64 << 10
 PAGE = 4096
@@ -81,9 +83,11 @@ class Loader:
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self.dataset: Any = open_dataset(data, columns=columns)
+        if transform is not None and not callable(transform):
+            raise RequestError(f"transform={transform!r:.80}", "it can't be called", "a function of a batch")
         self.transform = transform
         self.batch_size = at_least(1, batch_size, "batch_size")
-        self.shuffle, self.seed = shuffle, at_least(0, seed, "seed")
+        self.shuffle, self.seed, self.drop_last = shuffle, at_least(0, seed, "seed"), bool(drop_last)
         self.rank, self.world = ranks(rank, world)
         self.device = str(device)
         self.data_hash = f"{self.dataset.identity:016x}"
@@ -110,7 +114,7 @@ class Loader:
                 identity=self.dataset.identity,
                 rank=self.rank,
                 world=self.world,
-                drop_last=bool(drop_last),
+                drop_last=self.drop_last,
                 prefetch=1 if differ else None if prefetch is None else at_least(1, prefetch, "prefetch"),
                 limit=None if pin_limit is None or differ else at_least(1, pin_limit, "pin_limit"),
             )
@@ -174,7 +178,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begins with the first batch of this epoch, as torch.utils.data.DistributedSampler would."""
-        self._seek(at_least(0, epoch, "epoch"), 0)
+        self._seek(epoch_of(epoch), 0)
 
     def samples_at(self, position: int, count: int, epoch: int | None = None) -> list[int]:
         """Numbers of the samples at `count` positions of an epoch (default: this one) from `position` on."""
@@ -187,10 +191,11 @@ class Loader:
         return f"{self._loader.hash() if self._ahead is None else self._ahead.hash:016x}"
 
     @property
-    def agreement(self) -> tuple[str, int, str, int]:
-        """Data, seed, order and batch size: equal on all ranks that share an epoch. Ranks compare it by what they have:
-        `assert len(set(comm.allgather(loader.agreement))) == 1` of mpi4py; forebay.torch.Loader does under torch.distributed."""
-        return self.data_hash, self.seed, self.shuffle, self.batch_size
+    def agreement(self) -> tuple[str, int, str, int, bool]:
+        """Data, seed, order, batch size and drop_last: equal on all ranks that share an epoch. Ranks compare it by what they
+        have: `assert len(set(comm.allgather(loader.agreement))) == 1` of mpi4py; forebay.torch.Loader does so under
+        torch.distributed."""
+        return self.data_hash, self.seed, self.shuffle, self.batch_size, self.drop_last
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins, in less than 1 KiB: the same for all ranks, and valid for any number of them."""
@@ -217,7 +222,7 @@ class Loader:
                 found = f"the state is of {key} {state.get(key)!r}, the loader of {have!r}"
                 next = "the files that the state is of" if key in ("data", "samples") else f"Loader(…, {key}={state.get(key)!r})"
                 raise RequestError("load_state_dict", found, next)
-        self._seek(at_least(0, state.get("epoch"), "epoch"), at_least(0, state.get("position"), "position"))
+        self._seek(epoch_of(state.get("epoch")), at_least(0, state.get("position"), "position"))
         self._resumed = True
 
     def record(self, *, verified: int | None = None, interrupted: bool = False) -> dict[str, Any]:
@@ -283,9 +288,16 @@ def order_of(samples: Samples, shuffle: str) -> Dataset:
 
 
 def at_least(least: int, value: Any, what: str) -> int:
-    number = check_whole(value, what)
+    number = check_whole(value, what, "0 to 2**64 - 1")
     if number < least:
         raise RequestError(f"{what}={number}", f"is below {least}", f"{what}={least}")
+    return number
+
+
+def epoch_of(value: Any) -> int:
+    number = at_least(0, value, "epoch")
+    if number > EPOCH_MAX:
+        raise RequestError(f"epoch={number}", f"is beyond {EPOCH_MAX}", "epoch=0")
     return number
 
 

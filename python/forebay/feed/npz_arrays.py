@@ -8,7 +8,18 @@ from typing import Any
 
 from forebay import _core
 from forebay.errors import RequestError
-from forebay.feed.dataset import Dataset, Part, Paths, array_header, field_of, files_of, identity_of, size_of
+from forebay.feed.dataset import (
+    Dataset,
+    Part,
+    Paths,
+    array_header,
+    field_of,
+    files_of,
+    identity_of,
+    indexed,
+    names_of,
+    size_of,
+)
 from forebay.feed.samples import Samples, digest, stamp_of
 
 ENDINGS = (".npz",)
@@ -28,7 +39,7 @@ def npz(paths: Paths, columns: Iterable[str] | None = None, *, each: str = "row"
     if each not in ("row", "file"):
         raise RequestError(f"each={each!r}", "is neither row nor file", 'each="file"')
     names = files_of(paths, ENDINGS)
-    wanted = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    wanted = names_of(columns)
     found = [(name, arrays_of(name, wanted)) for name in names]
     fields = [array for array, _, _ in found[0][1]]
     for name, members in found:
@@ -42,7 +53,7 @@ def npz(paths: Paths, columns: Iterable[str] | None = None, *, each: str = "row"
 def arrays_of(name: str, wanted: list[str] | None) -> Members:
     """The wanted arrays of a file, or all, by name. Raises RequestError."""
     size_of(name)
-    listed = {member: (offset, size, altered) for member, offset, size, altered in _core.archive_index(name)}
+    listed = {member: (offset, size, altered) for member, offset, size, altered in indexed(_core.archive_index, name)}
     known = sorted(member[: -len(NPY)] for member in listed if member.endswith(NPY))
     asked = f"the arrays of {name}"
     if not known:
@@ -69,6 +80,9 @@ def as_rows(files: list[tuple[str, Members]]) -> Dataset:
         sizes.append(size_of(name))
         for array, offset, size in members:
             shape, dtype, begin = array_header(name, offset, offset + size, f"array {array} of {name}")
+            if dtype.hasobject:
+                found = f"array {array} holds objects, pickled"
+                raise RequestError(f"rows of {name}", found, 'columns=[…] without it; or each="file"')
             if not shape:
                 found = f"array {array} has no dimension"
                 raise RequestError(f"rows of {name}", found, 'columns=[…] without it; or each="file"')

@@ -7,7 +7,17 @@ from math import prod
 
 from forebay import _core
 from forebay.errors import RequestError
-from forebay.feed.dataset import Dataset, Field, Part, Paths, files_of, identity_of, size_of
+from forebay.feed.dataset import (
+    Dataset,
+    Field,
+    Part,
+    Paths,
+    files_of,
+    identity_of,
+    indexed,
+    names_of,
+    size_of,
+)
 
 ENDINGS = (".parquet",)
 # Parquet's types → (DLPack's code, bits, NumPy's name); others are bytes.
@@ -22,16 +32,20 @@ def parquet(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
     Raises RequestError: no Parquet, or a column that is anything else, by its name.
     """
     names, sizes, parts = files_of(paths, ENDINGS), [], []
-    wanted = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    wanted = names_of(columns)
     layout: list[tuple[str, str, int]] | None = None
     for name in names:
         sizes.append(size_of(name))
-        _, found = _core.parquet_index(name, wanted)
+        _, found = indexed(_core.parquet_index, name, wanted, part="column")
         reported = [(column, kind, width) for column, kind, width, _ in found]
         if not reported:
-            raise RequestError(f"the columns of {name}", "it has none, or none was asked for", "a column of numbers")
+            raise RequestError(f"the columns of {name}", "it has none", "a file with a column of numbers")
         if layout is not None and reported != layout:
-            raise RequestError(f"the columns of {name}", f"they differ from those of {names[0]}", "files of one schema")
+            one, own = ({column: f"{kind} of {width} bytes" for column, kind, width in some} for some in (layout, reported))
+            odd = next((key for key in {**one, **own} if one.get(key) != own.get(key)), "their order")
+            words = f"{odd} is {own.get(odd, 'missing')}, and {one.get(odd, 'missing')} in {names[0]}"
+            found = words if odd in one or odd in own else f"they are in another order than those of {names[0]}"
+            raise RequestError(f"the columns of {name}", found, "files of one schema, or columns=[…] of those alike")
         layout = reported
         parts += parts_of(name, [runs for *_, runs in found], [width for _, _, width, _ in found])
     assert layout is not None

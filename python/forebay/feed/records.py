@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from forebay import _core
 from forebay.errors import RequestError
-from forebay.feed.dataset import UNNAMED, Paths, files_of, identity_of
+from forebay.feed.dataset import UNNAMED, Paths, files_of, identity_of, indexed
 from forebay.feed.samples import Samples, digest, stamp_of
 
 ENDINGS = (".tfrecord", ".tfrecords")
@@ -20,7 +20,7 @@ def tfrecord(paths: Paths, columns: Iterable[str] | None = None) -> Samples:
     stamps, files, places = [], [], []
     for number, name in enumerate(names):
         stamps.append(stamp_of(name))
-        found = np.array(_core.record_index(name), np.int64).reshape(-1, 2)
+        found = np.array(indexed(_core.record_index, name), np.int64).reshape(-1, 2)
         files.append(np.full(len(found), number, np.int32))
         places.append(found)
     every = np.concatenate(places)

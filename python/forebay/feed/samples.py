@@ -15,16 +15,17 @@ from threading import Lock
 from typing import Any
 
 from forebay import _core
-from forebay.errors import RequestError, RunError
-from forebay.feed.dataset import UNNAMED, Paths, files_of, identity_of, size_of
+from forebay.errors import ForebayError, RequestError, RunError
+from forebay.feed.dataset import UNNAMED, Paths, files_of, identity_of, indexed, names_of, size_of
 
 SHARDS = (".tar",)
-IMAGES = (".jpg", ".jpeg", ".JPG", ".JPEG")
+IMAGES = (".jpg", ".jpeg")
 # Files that are kept open at a time.
 OPEN_MAX = 256
 # Bytes that are read ahead, in batches between these numbers.
 AHEAD_BYTES = 64 << 20
 AHEAD = (2, 16)
+PREFETCH_MAX = 1024
 # Fields of a batch begin at multiples of this.
 ALIGN = 64
 # Without a limit from the user, so much memory is used in any case.
@@ -59,12 +60,10 @@ class Samples:
 
     def only(self, names: Iterable[str]) -> Samples:
         """The data set of these fields alone. Raises RequestError."""
-        wanted = [names] if isinstance(names, str) else list(names)
+        wanted = names_of(names, self.fields) or []
         for name in wanted:
             if name not in self.fields:
                 raise RequestError(f"columns={wanted}", f"a sample has no {name!r}", f"of {', '.join(self.fields)}")
-        if not wanted:
-            raise RequestError("columns=[]", "nothing would be read", f"of {', '.join(self.fields)}")
         kept = [number for number, field in enumerate(self.fields) if field in wanted]
         fields = tuple(self.fields[number] for number in kept)
         return replace(self, fields=fields, offsets=self.offsets[:, kept], sizes=self.sizes[:, kept])
@@ -117,12 +116,12 @@ def webdataset(paths: Paths, columns: Iterable[str] | None = None) -> Samples:
     import numpy as np
 
     names = files_of(paths, SHARDS)
-    wanted = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    wanted = names_of(columns)
     fields: list[str] | None = wanted
     stamps, files, offsets, sizes = [], [], [], []
     for number, name in enumerate(names):
         stamps.append(stamp_of(name))
-        shard = list(grouped(_core.shard_index(name)))
+        shard = list(grouped(indexed(_core.shard_index, name), name))
         if shard and fields is None:
             fields = list(shard[0][1])
         for key, members in shard:
@@ -130,7 +129,9 @@ def webdataset(paths: Paths, columns: Iterable[str] | None = None) -> Samples:
             if len(has) != len(fields or ()) or (wanted is None and len(members) != len(has)):
                 asked = f"sample {key} of {name}"
                 found = f"it has {', '.join(members)}, and the data set's fields are {', '.join(fields or ())}"
-                raise RequestError(asked, found, f"columns=[…] of fields that every sample has: columns={has[:3]}")
+                one = f"columns={has[:3]}" if has else f"columns={list(members)[:3]}"
+                next = f"{one}, of fields that every sample has; files of a sample have to be neighbours: tar --sort=name"
+                raise RequestError(asked, found, next)
             files.append(number)
             offsets.append([members[field][0] for field in fields or ()])
             sizes.append([members[field][1] for field in fields or ()])
@@ -141,8 +142,10 @@ def webdataset(paths: Paths, columns: Iterable[str] | None = None) -> Samples:
     return Samples(tuple(names), tuple(stamps), tuple(fields), np.array(files, np.int32), *places, identity)
 
 
-def grouped(members: Iterable[tuple[bytes, int, int, int]]) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
-    """Neighbours of one key: (key, {field: (offset, bytes)})."""
+def grouped(
+    members: Iterable[tuple[bytes, int, int, int]], shard: str
+) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """Neighbours of one key: (key, {field: (offset, bytes)}); fields in lower case, as WebDataset has them."""
     key: bytes | None = None
     found: dict[str, tuple[int, int]] = {}
     for name, length, offset, size in members:
@@ -150,9 +153,9 @@ def grouped(members: Iterable[tuple[bytes, int, int, int]]) -> Iterator[tuple[st
             if key is not None:
                 yield os.fsdecode(key), found
             key, found = name[:length], {}
-        field = os.fsdecode(name[length + 1 :])
+        field = os.fsdecode(name[length + 1 :]).lower()
         if field in found:
-            asked = f"sample {os.fsdecode(name[:length])}"
+            asked = f"sample {os.fsdecode(name[:length])} of {shard}"
             raise RequestError(asked, f"it has two files .{field}, the second at byte {offset}", "a shard without duplicates")
         found[field] = (offset, size)
     if key is not None:
@@ -223,8 +226,12 @@ class Room:
         if self.bytes + wanted > limit and not is_first:
             return None
         if self.bytes + wanted > limit:
-            kept = f"{len(self._all)} batches of {self.bytes} bytes are kept, or a batch of {size} bytes is longer than allowed"
-            raise RequestError(f"pin_limit={limit}", kept, f"pin_limit={max(2 * limit, self.bytes + 2 * wanted)}; or keep fewer")
+            enough = f"pin_limit={max(2 * limit, self.bytes + 2 * wanted)}"
+            if not self._all:
+                next = f"{enough}, or a smaller batch_size"
+                raise RequestError(f"a batch of {size} bytes", f"pin_limit allows {limit} bytes", next)
+            kept = f"the program keeps {len(self._all)} of {self.bytes} bytes together, and pin_limit allows {limit} bytes"
+            raise RequestError(f"another batch, of {size} bytes", kept, f"del batch once it is used, or {enough}")
         self._all.append(np.empty(wanted, np.uint8))
         self.bytes += wanted
         return self._all[-1]
@@ -273,6 +280,9 @@ class Ahead:
 
     def __init__(self, samples: Samples, order: Any, batch: int, prefetch: int | None, limit: int | None = None) -> None:
         self.samples, self._order = samples, order
+        if prefetch is not None and prefetch > PREFETCH_MAX:
+            found = f"more than {PREFETCH_MAX} batches ahead gain nothing"
+            raise RequestError(f"prefetch={prefetch}", found, f"prefetch={AHEAD[1]}, or a larger batch_size")
         most = AHEAD_BYTES // (batch * samples.mean_bytes)
         self.prefetch = prefetch or min(max(most, AHEAD[0]), AHEAD[1])
         self._flights: deque[Flight] = deque()
@@ -413,7 +423,10 @@ class Ahead:
     def _unchanged(self, file: int) -> str:
         """Name of a file that is as it was when the loader was made. Raises RunError."""
         name, stamp = self.samples.names[file], self.samples.stamps[file]
-        now = stamp_of(name)
+        try:
+            now = stamp_of(name)
+        except ForebayError as error:
+            raise RunError(f"read {name}", f"{error.found}; there was when the loader was made", error.next) from None
         if now != stamp:
             found = f"it changed: {stamp[0]} bytes when the loader was made, {now[0]} now"
             raise RunError(f"read {name}", found, "another Loader of the files as they are")

@@ -69,6 +69,11 @@ def command(files: tuple[str, ...], as_json: bool, out: str | None, quiet: bool,
 
     output = save.Output(out, save.RUN) if out else None
     loader = open_loader(files, flags)
+    if not len(loader):
+        has = f"{loader.samples:,} samples are no batch of {loader.batch_size:,}"
+        ranks = f" for each of {loader.world} ranks" if loader.world > 1 else ""
+        loader.close()
+        raise RequestError("--drop-last", f"{has}{ranks}: nothing is left", "a smaller --batch-size, or no --drop-last")
     try:
         record, failure = run(loader, _number(flags["epochs"], "--epochs", 1), flags["verify"], quiet)
     finally:
@@ -80,7 +85,8 @@ def command(files: tuple[str, ...], as_json: bool, out: str | None, quiet: bool,
         return CHECK_FAILED
     if record["result"]["interrupted"]:
         return INTERRUPTED
-    return DONE if record["feed"]["samples"] else BROKE
+    # A rank may have nothing but empty batches, where fewer samples than ranks are left.
+    return DONE if record["feed"]["batches"] else BROKE
 
 
 def _number(value: str, flag: str, least: int) -> int:
