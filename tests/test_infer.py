@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import processes
@@ -310,6 +311,48 @@ def test_a_search_goes_on_where_it_was_left(folder: Path, tmp_path: Path) -> Non
     for text in ("", "{", "[]", '{"schema": "forebay.infer.search/1", "key": {}, "trials": [{}]}'):
         file.write_text(text)
         assert search.Search({}, file).trials == []
+
+
+@pytest.mark.promise("INF-6")
+def test_a_lucky_trial_does_not_decide_the_rate_of_the_run(tmp_path: Path) -> None:
+    load_ = rules.Load("Server", 600.0, 1000.0, 100.0)
+
+    def searched(highest: Callable[[int], float]) -> tuple[float, search.Search]:
+        made = search.Search({}, tmp_path / "trials")
+
+        def answered(trial: rules.Load, folder: Path, say: Any) -> engine.Outcome:
+            late = 20.0 if trial.rate <= highest(len(made.trials)) else 500.0
+            return engine.Outcome(trial, logs.Log(valid=late < 100), latencies_ms={"p99": late})
+
+        asked_of = cast(engine.Engine, SimpleNamespace(test=answered))
+        found, broken = search.server(asked_of, load_, made, search.Effort(), tmp_path, lambda text: None)
+        assert broken is None
+        return found, made
+
+    still, made = searched(lambda number: 900.0)
+    assert made.trials[-1].passed and made.trials[-1].rate == still == search.sustained(made.found() or 0, 10.0, 100.0)
+    trials = len(made.trials)
+    # The same request again: what was found is known, and nothing is tried.
+    again, resumed = searched(lambda number: 0.0)
+    assert again == still and resumed.trials == made.trials
+    (tmp_path / "trials").unlink()
+    busier, made = searched(lambda number: 900.0 if number < trials - 1 else 800.0)
+    assert busier <= 800 < still and made.found() == pytest.approx(still / 0.98 * 1.009)
+    assert [trial.passed for trial in made.trials[trials - 1 :]][-2:] == [False, True]
+
+
+@pytest.mark.promise("INF-6")
+def test_a_probe_beside_other_work_takes_its_best_quarter(monkeypatch: pytest.MonkeyPatch, held: engine.Engine) -> None:
+    now = [0.0]
+    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def finished(launched: Any) -> Any:
+        now[0] += 0.001 if 0.25 < now[0] < 0.52 else 0.004
+        return launched
+
+    held.library.load()
+    monkeypatch.setattr(held.model, "finish", finished)
+    assert held.samples_s(0.5) == pytest.approx(16 / 0.001, rel=0.1)
 
 
 @pytest.mark.long
