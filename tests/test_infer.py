@@ -247,10 +247,11 @@ def test_logs_of_strangers_are_errors_and_no_tracebacks(text: str, more: list[by
         ([{"qsl_idx": 0}], "isn't a list of answers"),
         ({"a": 1}, "isn't a list of answers"),
         ([{"qsl_idx": 0, "data": "xy"}], "isn't a list of answers"),
+        (None, "is cut off; .* are free there"),
     ],
 )
 def test_an_answer_that_is_missing_or_there_twice_is_an_error(listed: Any, said: str, tmp_path: Path) -> None:
-    (tmp_path / logs.ACCURACY).write_text(json.dumps(listed))
+    (tmp_path / logs.ACCURACY).write_text("" if listed is None else json.dumps(listed))
     with pytest.raises(RunError, match=said):
         logs.answers(tmp_path, 2, 1)
 
@@ -504,6 +505,64 @@ def test_a_library_larger_than_memory_says_what_fits(folder: Path, monkeypatch: 
 
 
 @pytest.mark.promise("INF-8")
+@pytest.mark.parametrize("mode", ["ram", "cold"])
+def test_batches_larger_than_memory_say_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(library, "available_bytes", lambda: 1000 * ROW)
+    with pytest.raises(MachineError, match="for 5 batches") as refused:
+        ran(folder, mode, batch=141)
+    assert refused.value.next == "--batch-size 140"
+
+
+@pytest.mark.promise("INF-8")
+def test_a_log_that_a_full_disk_cuts_off_fails_the_test(
+    held: engine.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = logs.read
+
+    def cut_then_read(at: Path) -> logs.Log:
+        os.truncate(at / logs.DETAIL, 4096)
+        return read(at)
+
+    monkeypatch.setattr(logs, "read", cut_then_read)
+    made = search.Search({}, None)
+    rate, broken = search.server(held, load("Server", 10_000.0), made, search.SHORT, tmp_path, lambda text: None)
+    assert broken is not None and broken.failure is not None and "cut off" in broken.failure.found and made.trials == []
+
+
+@pytest.mark.promise("INF-8")
+def test_logs_that_cannot_be_kept_leave_the_record_whole(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = command.shutil.copyfile
+
+    def full(source: Path, target: Path) -> None:
+        copy(source, target)
+        if source.name != logs.DETAIL:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command.shutil, "copyfile", full)
+    made = command.Run(asked(folder, logs=tmp_path / "logs"))
+    failure = made.measure()
+    assert failure is not None and failure.exit_code == 4 and "No space left" in failure.found
+    part = made.record()["infer"]
+    made.close()
+    assert part["valid"] is not None and part["queries_per_s"] > 0 and list((tmp_path / "logs").iterdir()) == []
+
+
+@pytest.mark.promise("INF-8")
+def test_an_accuracy_test_that_is_interrupted_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: engine.Engine, *arguments: Any) -> engine.Outcome:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.Engine, "test", interrupted)
+    made = command.Run(asked(folder, accuracy=True))
+    assert made.measure() is None and made.interrupted
+    record = made.record()
+    made.close()
+    assert record["infer"]["accuracy"] is None and record["missing"]["infer.accuracy"] == "the accuracy test wasn't judged"
+
+
+@pytest.mark.promise("INF-8")
 def test_more_queries_than_memory_holds_are_refused_with_a_length_that_fits() -> None:
     for scenario in rules.SCENARIOS:
         rules.refuse_too_many(load(scenario, 1000.0, 600.0), 2 << 30)
@@ -593,6 +652,9 @@ def test_the_command_refuses_what_cannot_be(
         (("toy", *at, "--supply", "0"), 2, "no rate above"),
         (("dlrm", *at, "--scenario", "SingleStream"), 2, "the rules give it Server, Offline"),
         (("datagen", "toy", *at), 2, "isn't overwritten"), (("datagen", "toy", *at, "--table-rows", "5"), 2, "has no tables"),
+        (("toy", "--dir", ""), 2, "--dir '': is empty"), (("toy", *at, "--seconds", ""), 2, "is empty"),
+        (("datagen", "toy", "--dir", ""), 2, "is empty"),
+        (("toy", *at, "--mode", "coldstart", "--logs", "l"), 2, "measures no cold start"),
         (("toy", "--dir", "a/b"), 2, "there is no folder a"), (("toy", *at, "--query-timeout", "0"), 2, "not above 0"),
     ]:  # fmt: skip
         found, _, err = typed(capsys, "infer", *words)

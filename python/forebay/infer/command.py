@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import ForebayError, MachineError, RequestError, RunError
 from forebay.infer import data, forms, logs, rules, search, toy, weights
-from forebay.infer.engine import Engine, Outcome
-from forebay.infer.library import FromStorage, HostMemory, InMemory, Link, Memory
+from forebay.infer.engine import COMPUTED_AHEAD, Engine, Outcome
+from forebay.infer.library import AHEAD, MEMORY_SHARE, FromStorage, HostMemory, InMemory, Link, Memory
 from forebay.infer.record import Record, finish
 from forebay.model_runs import prepare_cache, refuse_cached, refuse_path
 from forebay.numbers import bytes_, significant, whole
@@ -85,6 +85,8 @@ class Request:
         if self.target_qps is not None and self.scenario != "Server":
             found = f"is the rate of Server's queries; {self.scenario} has none"
             raise RequestError(f"--target-qps {self.target_qps:g}", found, "--scenario Server")
+        if self.logs is not None and self.mode == COLDSTART:
+            raise RequestError(f"--logs {self.logs}", "LoadGen measures no cold start", "no --logs; -o keeps the record")
         if self.accuracy and self.mode == COLDSTART:
             raise RequestError("--accuracy", "a cold start has one answer, which is always checked", "--mode ram")
         if self.batch is not None and self.batch < (rules.PER_QUERY if self.scenario == "MultiStream" else 1):
@@ -202,6 +204,7 @@ class Run:
         if request.mode in LOADED:
             self.library = InMemory(*arguments)
         else:
+            self._refuse_batch(batch, memory)
             self.library = FromStorage(*arguments, batch=batch, direct=True if request.cache == "cold" else None)
         if request.mode == COLD or request.cache == "cold":
             self.cached = cached_share(self.library)
@@ -215,6 +218,8 @@ class Run:
             self.library.close()
             self.library = InMemory(*arguments)
             self.library.load()
+        if request.mode in LOADED:
+            self._refuse_batch(batch, memory)
         self.base = self.library.record if request.mode in LOADED else empty_record(self.library)
         if request.mode in LOADED and request.strict and self._fell_short():
             found = self._loaded_gib_s()
@@ -238,6 +243,14 @@ class Run:
             found = f"{request.folder} has {whole(request.about.samples)}"
             raise RequestError(f"--samples {request.samples}", found, f"--samples {request.about.samples}")
         return memory
+
+    def _refuse_batch(self, batch: int, memory: Memory) -> None:
+        """Raises MachineError where the batches that are read and computed ahead don't fit."""
+        batches, free = AHEAD + COMPUTED_AHEAD, memory.free_bytes()
+        each = batches * self.request.about.row_bytes
+        if batch * each > MEMORY_SHARE * free:
+            found = f"{bytes_(batch * each)} of samples are held for {batches} batches, and {bytes_(free)} are free"
+            raise MachineError(f"--batch-size {batch}", found, f"--batch-size {max(1, int(MEMORY_SHARE * free / each))}")
 
     def _refuse_cache(self, memory: Memory) -> None:
         wanted, free = self.request.table_bytes + 4 * self.model.rows, memory.free_bytes()
@@ -333,11 +346,18 @@ class Run:
             self.checked = self._compare(folder)
 
     def _keep_logs(self, folder: Path) -> None:
-        """Brings the logs of a test that ended to where they were asked for."""
-        if self.request.logs is not None and self.outcome is not None and self.outcome.log is not None:
-            for name in logs.NAMES:
-                if (folder / name).exists():
-                    shutil.copyfile(folder / name, self.request.logs / name)
+        """Brings the logs of a test that ended to where they were asked for: all of them, or none. Raises RunError."""
+        into = self.request.logs
+        if into is not None and self.outcome is not None and self.outcome.log is not None:
+            brought = [name for name in logs.NAMES if (folder / name).exists()]
+            try:
+                for name in brought:
+                    shutil.copyfile(folder / name, into / name)
+            except OSError as error:
+                for name in brought:
+                    (into / name).unlink(missing_ok=True)
+                reported = f"LoadGen's logs can't be kept there ({error.strerror}); the record is whole"
+                raise RunError(f"--logs {into}", reported, "another --logs") from None
 
     def _key(self) -> dict[str, Any]:
         """The conditions of a search, under which its trials hold."""
@@ -346,6 +366,7 @@ class Run:
             "model": request.model, "mode": request.mode, "device": request.device, "samples": request.count(),
             "tables": request.table_bytes, "supply": request.supply.gib_s, "batch": request.batch, "path": request.path,
             "cache": request.cache, "seeds": list(rules.seeds_of(request.seed)), "short": request.short,
+            "small": request.about.small, "table_rows": request.about.table_rows,
         }  # fmt: skip
 
     def _compare(self, folder: Path) -> dict[str, Any]:

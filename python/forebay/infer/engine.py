@@ -170,7 +170,11 @@ class Engine:
             lg.DestroyQSL(qsl)
             lg.DestroySUT(sut)
             if outcome.failure is None and not outcome.interrupted:
-                outcome.log = logs.read(folder)
+                log = logs.read(folder)
+                if log.valid is None and not load.accuracy:
+                    outcome.failure = logs.cut_off(folder / logs.DETAIL)
+                    return outcome
+                outcome.log = log
                 outcome.latencies_ms = outcome.log.latency_ms(load.scenario)
                 if load.token_ms:
                     outcome.first_ms, outcome.token_ms = (outcome.log.token_ms(first) for first in (True, False))
@@ -439,7 +443,8 @@ class Engine:
             while not turn.done.wait(LOOK_S):
                 if patience.waited_s(turn.moved_at) > self.timeout_s:
                     reported = f"a batch of {what} has had no answer for {seconds(self.timeout_s)}"
-                    raise RunError("the system under test", reported, "a longer --query-timeout; or another --path")
+                    next = "a longer --query-timeout; a smaller --batch-size; or another --path"
+                    raise RunError("the system under test", reported, next)
         finally:
             self.abandoned = not turn.done.wait(ENDS_S if not turn.done.is_set() else 0)
         if turn.failure is not None:

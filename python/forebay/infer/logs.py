@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RunError
+from forebay.numbers import bytes_
 
 if TYPE_CHECKING:
     import numpy
@@ -72,6 +74,12 @@ def read(folder: Path) -> Log:
     return parse(text)
 
 
+def cut_off(path: Path) -> RunError:
+    """The error of a log that LoadGen didn't write to its end, as on a full disk: it tells nobody."""
+    free = bytes_(shutil.disk_usage(path.parent).free)
+    return RunError(f"LoadGen's log {path}", f"is cut off; {free} are free there", "TMPDIR=DIR, with room for it")
+
+
 def parse(text: str) -> Log:
     """The same, of its text."""
     log = Log()
@@ -127,6 +135,8 @@ def answers(folder: Path, count: int, width: int) -> Array:
         data = bytes.fromhex("".join(each["data"] for each in listed))
     except OSError as error:
         raise RunError(f"LoadGen's log {path}", str(error.strerror), f"ls -l {folder}") from None
+    except json.JSONDecodeError:
+        raise cut_off(path) from None
     except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise RunError(f"LoadGen's log {path}", f"isn't a list of answers ({error!r:.80})", "another run") from None
     if numbers.size and (numbers.min() < 0 or numbers.max() >= count):

@@ -63,7 +63,7 @@ def _verdict(run: Run, missing: dict[str, str]) -> Record:
         missing["valid"] = "LoadGen gives no verdict on an accuracy test"
         why = f"{damaged} rows weren't what datagen made, the first is sample {run.checked['first_damaged']}" if damaged else None
         return {"valid": None if not damaged else False, "why": why, "accuracy": run.checked}
-    missing["accuracy"] = "--accuracy wasn't asked for"
+    missing["accuracy"] = "the accuracy test wasn't judged" if request.accuracy else "--accuracy wasn't asked for"
     if outcome is None or outcome.log is None:
         broken = "the run was interrupted" if run.interrupted else "the run broke off"
         error = run.failure or (outcome.failure if outcome is not None else None)
