@@ -118,44 +118,6 @@ def test_a_data_loader_takes_whole_batches(files: list[Path]) -> None:
     assert torch.equal(rows[torch.tensor([3, 1])], wanted[[3, 1]])
 
 
-@pytest.mark.promise("PYT-18")
-def test_a_batch_is_collated_without_a_copy(files: list[Path]) -> None:
-    torch = pytest.importorskip("torch")
-    collate = torch.utils.data.default_collate
-    rows, numbers = Rows(files, (4, 2), torch.float32), [7, 120, 3]
-    wanted = torch.from_numpy(TABLE[numbers])
-
-    def asked() -> Any:
-        return rows.__getitems__(numbers)
-
-    def is_wanted(found: Any) -> bool:
-        return all(type(f) is torch.Tensor and torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
-
-    views = asked()
-    assert torch.equal(collate(views), wanted) and collate(views).data_ptr() == views[0].data_ptr()
-    # Whatever else is done with them, they are views in a list.
-    assert isinstance(views, list) and len(views) == 3 and is_wanted(views)
-    assert collate(views).data_ptr() != views[0].data_ptr() and torch.equal(collate(views), wanted)
-    assert is_wanted(list(asked())) and is_wanted(tuple(asked())) and is_wanted([*asked()]) and is_wanted([] + asked())
-    assert is_wanted(asked() + []) and is_wanted(asked()[:2] + asked()[2:]) and is_wanted(asked().copy())
-    assert is_wanted(pickle.loads(pickle.dumps(asked()))) and is_wanted([b for a, b in zip(range(3), asked(), strict=True)])
-    assert is_wanted(reversed(list(reversed(asked()))))
-    assert torch.equal(torch.cat(asked()), torch.cat(list(wanted))) and torch.equal(torch.stack(tensors=asked()), wanted)
-    assert torch.equal(torch.stack(asked(), 1), wanted.transpose(0, 1))
-    assert torch.equal(torch.stack(asked(), dim=-1)[..., 0], wanted[0])
-    assert torch.equal(torch.stack(asked(), out=torch.empty_like(wanted)), wanted) and (np.stack(asked()) == TABLE[numbers]).all()
-    views = asked()
-    last = views.pop()
-    views.append(last)
-    views[0] = -views[0]
-    assert torch.equal(torch.stack(views)[0], -wanted[0]) and is_wanted([-views[0], *views[1:]])
-    with torch._C.DisableTorchFunctionSubclass(), pytest.raises(RuntimeError):
-        torch.stack(asked())
-    pairs = collate(list(zip(asked(), [1, 2, 3], strict=True)))
-    assert torch.equal(pairs[0], wanted) and pairs[1].tolist() == [1, 2, 3]
-    assert rows.__getitems__([]) == []
-
-
 UNSET = object()
 
 
