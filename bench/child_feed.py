@@ -277,6 +277,124 @@ def copies_alone(case: Case) -> Iterator[int]:
         yield done.get()
 
 
+# Batches by number ---------------------------------------------------------------------------------------
+
+
+def forebay_numpy(case: Case) -> Iterator[int]:
+    import numpy as np
+    from forebay import feed
+
+    loader = feed.Loader(rows_of(case), case.batch, shuffle=case.order)
+    while True:
+        for batch in loader:
+            yield np.from_dlpack(batch["data"]).nbytes
+
+
+def drawn(case: Case) -> list[Any]:
+    """Numbers of the samples of whole batches, in the order of a loader's first epoch."""
+    import numpy as np
+    from forebay import feed
+
+    with feed.Loader(rows_of(case), case.batch, shuffle=case.order) as loader:
+        numbers = np.array(loader.samples_at(0, case.rows // case.batch * case.batch, 0))
+    return list(numbers.reshape(-1, case.batch))
+
+
+def map_style(case: Case) -> Any:
+    import torch
+    from forebay.datasets import Rows
+
+    return Rows(case.file, (case.row,), torch.uint8)
+
+
+def rows_numpy(case: Case) -> Iterator[int]:
+    import numpy as np
+    from forebay.datasets import Rows
+
+    rows, batches = Rows(case.file, (case.row,), np.uint8), drawn(case)
+    while True:
+        for numbers in batches:
+            yield rows[numbers].nbytes
+
+
+def rows_by_arrays(case: Case) -> Iterator[int]:
+    rows, batches = map_style(case), drawn(case)
+    while True:
+        for numbers in batches:
+            yield rows[numbers].nbytes
+
+
+def rows_by_lists(case: Case) -> Iterator[int]:
+    rows, batches = map_style(case), [numbers.tolist() for numbers in drawn(case)]
+    while True:
+        for numbers in batches:
+            yield rows[numbers].nbytes
+
+
+class Ready:
+    """A data set whose batches are there: what DataLoader takes for itself."""
+
+    def __init__(self, case: Case) -> None:
+        import torch
+
+        self.rows, self.batch = case.rows, torch.zeros(case.batch, case.row, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, numbers: Any) -> Any:
+        return self.batch
+
+    __getitems__ = __getitem__
+
+
+def under_data_loader(case: Case, data: Any, way: str) -> Iterator[int]:
+    """`way`: by a sampler of arrays, collated (by a batch sampler of lists), or shuffled by DataLoader itself."""
+    from torch.utils.data import DataLoader
+
+    batches = [] if way == "shuffled" else drawn(case)
+    if way == "collated":
+        batches = [numbers.tolist() for numbers in batches]
+    settings: dict[str, Any] = {
+        "arrays": {"batch_size": None, "sampler": batches},
+        "collated": {"batch_sampler": batches},
+        "shuffled": {"batch_size": case.batch, "shuffle": True, "drop_last": True},
+    }[way]
+    if isinstance(data, Ready) and way != "arrays":
+        settings["collate_fn"] = same
+    while True:
+        for batch in DataLoader(data, num_workers=0, **settings):
+            yield batch.nbytes
+
+
+def features(case: Case) -> Iterator[int]:
+    """PyTorch Geometric's interface, as its loaders call it."""
+    import torch
+    from forebay.graphs import FeatureStore
+
+    store = FeatureStore().add("paper", "x", case.file, (case.row,), torch.uint8)
+    batches = [torch.from_numpy(numbers) for numbers in drawn(case)]
+    while True:
+        for numbers in batches:
+            yield store.get_tensor(group_name="paper", attr_name="x", index=numbers).nbytes
+
+
+def gather_alone(case: Case) -> Iterator[int]:
+    """The floor: the engine's copies into memory that is there, by numbers that are there, a call after the other."""
+    import forebay
+    import numpy as np
+
+    file, batches = forebay.open(case.file, prefer="rate"), drawn(case)
+    rooms = [np.ones((case.batch, case.row), np.uint8) for _ in range(2)]
+    for turn in itertools.count():
+        yield file.gather(batches[turn % len(batches)], case.row, rooms[turn % 2])
+
+
+def after_an_epoch(batches: Iterator[int], case: Case) -> Iterator[int]:
+    """By then the file is mapped, and the page tables are filled."""
+    return itertools.islice(batches, case.rows // case.batch, None)
+
+
 # Into a GPU ----------------------------------------------------------------------------------------------
 
 
@@ -464,6 +582,18 @@ SIDES = {
     "grain-2": lambda case: grain(case, 2),
     "spdl": spdl,
     "copies-alone": copies_alone,
+    "loader": lambda case: after_an_epoch(forebay(case), case),
+    "loader-numpy": lambda case: after_an_epoch(forebay_numpy(case), case),
+    "rows": lambda case: after_an_epoch(rows_by_arrays(case), case),
+    "rows-numpy": lambda case: after_an_epoch(rows_numpy(case), case),
+    "rows-lists": lambda case: after_an_epoch(rows_by_lists(case), case),
+    "rows-arrays": lambda case: after_an_epoch(under_data_loader(case, map_style(case), "arrays"), case),
+    "rows-collated": lambda case: after_an_epoch(under_data_loader(case, map_style(case), "collated"), case),
+    "rows-shuffled": lambda case: after_an_epoch(under_data_loader(case, map_style(case), "shuffled"), case),
+    "ready-arrays": lambda case: under_data_loader(case, Ready(case), "arrays"),
+    "ready-shuffled": lambda case: under_data_loader(case, Ready(case), "shuffled"),
+    "features": lambda case: after_an_epoch(features(case), case),
+    "gather-alone": lambda case: after_an_epoch(gather_alone(case), case),
 }
 
 

@@ -2,7 +2,8 @@
 
 forebay.torch.Loader beside a bare pread loop, PyTorch's DataLoader without and with workers, SPDL, WebDataset, MosaicML Streaming
 and Grain, over the same samples in the page cache. --ml names a Python that has forebay, torch and the peers; who isn't
-installed there is left out and named. With --gpu, shuffled samples go into the first GPU, beside PyTorch's DataLoader and a
+installed there is left out and named. `--only 'by number'` has what is asked for whole batches by number: Rows, under DataLoader
+too, and FeatureStore, beside the loader. With --gpu, shuffled samples go into the first GPU, beside PyTorch's DataLoader and a
 loop of index_select with two pinned buffers; `--only cost:` has what surrounds that: two cores alone, samples that come from
 the disk, batches without anything to read, and the time to the first batch; `--only ranks:`, of two GPUs, both beside
 one, on shares of a file and on a file each. Exit: 0 if every bound holds, 1 if one does not.
@@ -45,6 +46,10 @@ GPU_UNIT = 150_528 * 912 * 128 // 48
 # Made of Python for each sample: what they reach is bounded by that.
 WITH_WORKERS = ("torch-2", "webdataset-2", "streaming-2", "grain-2")
 FLOOR = "copies-alone"
+# Of a loader's rate, by whatever reads whole batches by number; what shuffles in Python is bounded by that.
+BY_NUMBER = 0.9
+BY_NUMBER_SIDES = ("loader", "loader-numpy", "rows", "rows-lists", "rows-numpy", "rows-arrays", "rows-collated", "features")
+BY_NUMBER_FLOORS = ("gather-alone", "ready-arrays", "rows-shuffled", "ready-shuffled")
 ALONE = ("torch-0", "spdl", "webdataset-0", "streaming-0", "grain-0")
 
 
@@ -81,6 +86,10 @@ def main() -> int:
             if not options.only or options.only in name:
                 case = (row, batch, size)
                 cells.append(lambda n=name, c=case, o=order: cell(options, children, n, c, o))  # type: ignore[misc]
+    row, batch, size = SAMPLES[-1]
+    name = f"{row:,}-byte rows by number, {batch:,} at a time"
+    if not options.gpu and (not options.only or options.only in name):
+        cells.append(lambda n=name: by_number_cell(options, children, n, (row, batch, size)))  # type: ignore[misc]
     with closing(*children):
         try:
             return compare(TITLE_GPU if options.gpu else TITLE, options, cells)
@@ -102,6 +111,15 @@ def cell(options: argparse.Namespace, children: list[Child], name: str, case: tu
     sides = ("forebay", "pread", "torch-in-order") if order == "none" else ("forebay", FLOOR, *ALONE, *WITH_WORKERS)
     contenders = taking_turns(options, children, sides, file, (row, batch), order, folder)
     return Cell(name, contenders, bounds(order))
+
+
+def by_number_cell(options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int, int]) -> Cell:
+    row, batch, size = case
+    file = samples(options.dir / f"feed-{row}.bin", size // row * row)
+    contenders = taking_turns(options, children, (*BY_NUMBER_SIDES, *BY_NUMBER_FLOORS), file, (row, batch))
+    beside = {side: "loader-numpy" if side == "rows-numpy" else "loader" for side in BY_NUMBER_SIDES[2:]}
+    bounds = [Bound("rate", (loader,), at_least=BY_NUMBER, of=side) for side, loader in beside.items()]
+    return Cell(name, contenders, bounds, per="I/O", ours="loader")
 
 
 def gpu_cell(
