@@ -28,8 +28,16 @@ class Loader(FeedLoader):
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and settings.get("rank") is None and settings.get("world") is None:
             settings["rank"], settings["world"] = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        super().__init__(data, batch_size, device=str(device), **settings)
-        place = None if str(device) == "pinned" else torch.device(device)
+        place = None if str(device) in ("pinned", "host") else _device(device)
+        # PyTorch has one device of the host, with and without a number.
+        name = str(device) if place is None else "cpu" if place.type == "cpu" else str(place)
+        try:
+            super().__init__(data, batch_size, device=name, **settings)
+        except Exception as error:
+            if distributed:
+                # The other ranks wait for this one.
+                self._agree(f"{type(error).__name__}: {error}")
+            raise
         self._gpu = None if place is None or place.type != "cuda" else place.index or 0
         if distributed:
             self._agree()
@@ -45,31 +53,50 @@ class Loader(FeedLoader):
         stream = None if self._gpu is None else torch.cuda.current_stream(self._gpu).cuda_stream or 1
         return {name: from_dlpack(batch[name].__dlpack__(stream=stream)) for name in batch.keys()}  # noqa: SIM118 - not a dict
 
-    def _agree(self) -> None:
-        """Raises RequestError on every rank where one reads other data, or in another order."""
-        own = self.agreement
+    def _agree(self, failure: str | None = None) -> None:
+        """Raises RequestError on every rank where one reads other data, or in another order, or failed (its own `failure`)."""
+        own = failure or self.agreement
         others: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(others, own)
+        if isinstance(own, str):
+            return
         for rank, other in enumerate(others):
+            if isinstance(other, str):
+                raise RequestError("a Loader on every rank", f"rank {rank} has none: {other}", f"what rank {rank} says")
             if other != own:
-                found = f"rank {rank} has data {other[0]}, seed {other[1]}, order {other[2]}, batches of {other[3]}"
-                asked = f"rank {self.rank} of data {own[0]}, seed {own[1]}, order {own[2]}, batches of {own[3]}"
-                raise RequestError(asked, found, "the same files, seed, shuffle and batch_size on every rank")
+                next = "the same files, seed, shuffle, batch_size and drop_last on every rank"
+                raise RequestError(f"rank {self.rank} of {_words(own)}", f"rank {rank} has {_words(other)}", next)
 
 
-def load_file(filename: Any, device: Any = "cpu") -> dict[str, torch.Tensor]:
+def _words(agreement: tuple[str, int, str, int, bool]) -> str:
+    data, seed, order, batch, drop_last = agreement
+    return f"data {data}, seed {seed}, order {order}, batches of {batch}, drop_last {drop_last}"
+
+
+def _device(device: Any) -> torch.device:
+    """PyTorch's device; a number is that GPU. Raises RequestError."""
+    try:
+        return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise RequestError(f"device={device!r:.80}", "PyTorch has no such device", 'device="cpu", "cuda" or "cuda:1"') from None
+
+
+def load_file(filename: Any, device: Any = "cpu", *, backend: Any = None) -> dict[str, torch.Tensor]:
     """Tensors of a safetensors file by name, as `safetensors.torch.load_file` gives them: on a GPU as views of one allocation.
 
-    Raises RequestError for a file that isn't one, or whose header lies.
+    `device` None is the host; `backend` is safetensors' own, and says nothing here. Raises RequestError for a file that isn't
+    one, or whose header lies.
     """
     from forebay import safetensors
 
-    index = isinstance(device, int) and not isinstance(device, bool)
-    return safetensors.load(filename, torch.device("cuda", device) if index else torch.device(device))
+    place = _device("cpu" if device is None else device)
+    if place.type == "meta":
+        raise RequestError("device='meta'", "it has no memory to read into", 'device="cpu", or "cuda"')
+    return safetensors.load(filename, place)
 
 
 def load_model(
-    model: torch.nn.Module, filename: Any, strict: bool = True, device: Any = "cpu"
+    model: torch.nn.Module, filename: Any, strict: bool = True, device: Any = "cpu", *, backend: Any = None
 ) -> tuple[set[str], list[str]]:
     """Fills a model from a safetensors file, as `safetensors.torch.load_model` does: names that are missing, and unexpected.
 
@@ -79,15 +106,21 @@ def load_model(
     found = load_file(filename, device)
     missing, unexpected = model.load_state_dict(found, strict=False)
     own = model.state_dict(keep_vars=True)
-    filled = {_memory(own[name]) for name in found if name in own}
-    left = {name for name in missing if _memory(own[name]) not in filled}
+    filled = {memory for name in found if name in own for memory in _memories(own[name])}
+    # Of names of one tensor only the first is missing.
+    lost = {_memories(own[name])[0]: name for name in sorted(missing, reverse=True)}
+    left = {name for name in lost.values() if not filled & {_memories(own[name])[0], _storage(own[name])}}
     if strict and (left or unexpected):
         words = [f"missing: {', '.join(sorted(left))}"] * bool(left) + [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
         raise RuntimeError(f"{filename} doesn't fit {type(model).__name__}: {'; '.join(words)}")
     return left, list(unexpected)
 
 
-def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What two tensors have in common that are one; of one without memory nothing."""
-    place = tensor.data_ptr() or id(tensor)
-    return tensor.device, place, tensor.dtype, tensor.shape, tensor.stride()
+def _memories(tensor: torch.Tensor) -> list[tuple[Any, ...]]:
+    """The view that two names of one tensor have in common, of one without memory none; and its storage, where it fills that."""
+    view = (tensor.device, tensor.data_ptr() or id(tensor), tensor.dtype, tensor.shape, tensor.stride())
+    return [view, _storage(tensor)] if tensor.nbytes == tensor.untyped_storage().nbytes() else [view]
+
+
+def _storage(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.device, tensor.untyped_storage().data_ptr() or id(tensor)

@@ -80,7 +80,8 @@ import json, sys, torch, torch.distributed as dist
 from forebay.torch import Loader
 dist.init_process_group("gloo")
 path, state, steps, out = sys.argv[1:5]
-seed = int(sys.argv[5]) if len(sys.argv) > 5 and dist.get_rank() else 7
+other = sys.argv[5] if len(sys.argv) > 5 and dist.get_rank() else "7"
+seed, path = (7, "gone.npy") if other == "gone" else (int(other), path)
 loader = Loader(path, 32, seed=seed)
 if state != "-":
     loader.load_state_dict(json.load(open(state)))
@@ -130,3 +131,23 @@ def test_ranks_that_disagree_are_told_so_on_every_rank(path: Path, tmp_path: Pat
     done = ranks(tmp_path, 2, path, "-", 1, tmp_path / "out", 8)
     assert done.returncode != 0
     assert "rank 0 of data" in done.stderr and "rank 1 has data" in done.stderr and "seed 8" in done.stderr
+
+
+@pytest.mark.promise("FEED-13")
+def test_a_rank_that_has_no_loader_is_named_by_the_others(path: Path, tmp_path: Path) -> None:
+    done = ranks(tmp_path, 2, path, "-", 1, tmp_path / "out", "gone")
+    assert done.returncode != 0
+    assert "rank 1 has none: RequestError: open gone.npy: there is no such file" in done.stderr
+
+
+@pytest.mark.promise("FEED-7")
+def test_a_device_is_named_as_pytorch_names_it(path: Path) -> None:
+    import torch
+    from forebay.errors import RequestError
+    from forebay.torch import Loader
+
+    for device in ("cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)):
+        assert next(iter(Loader(path, 8, device=device)))["data"].device == torch.device("cpu")
+    for wrong in ("bogus", "meta", None, 1.5, -1):
+        with pytest.raises(RequestError, match="device="):
+            Loader(path, 8, device=wrong)

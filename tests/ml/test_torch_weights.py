@@ -29,6 +29,7 @@ class Tied(torch.nn.Module):  # type: ignore[name-defined, misc]
 
 @pytest.mark.promise("FEED-16")
 def test_a_file_loads_as_by_safetensors(tmp_path: Path) -> None:
+    from forebay.errors import RequestError
     from forebay.torch import load_file
 
     made = {
@@ -39,6 +40,10 @@ def test_a_file_loads_as_by_safetensors(tmp_path: Path) -> None:
     ours, theirs = load_file(tmp_path / "x.safetensors"), peer.load_file(tmp_path / "x.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in theirs)
+    assert load_file(tmp_path / "x.safetensors", None, backend="pread").keys() == theirs.keys()
+    for wrong in ("meta", "bogus", 1.5):
+        with pytest.raises(RequestError, match="device="):
+            load_file(tmp_path / "x.safetensors", wrong)
 
 
 @pytest.mark.promise("FEED-16")
@@ -59,6 +64,31 @@ def test_a_model_is_filled_as_by_safetensors(tmp_path: Path) -> None:
     missing, unexpected = load_model(loaded, tmp_path / "part.safetensors", strict=False)
     assert "head.weight" not in missing and "norm.weight" in missing and unexpected == ["else"]
     assert bool((loaded.head.weight == 1).all())
+
+
+class Views(torch.nn.Module):  # type: ignore[name-defined, misc]
+    """A network with two shapes of one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.randn(6, 3)
+        self.wide, self.long = torch.nn.Parameter(whole), torch.nn.Parameter(whole.view(3, 6))
+
+
+@pytest.mark.promise("FEED-16")
+def test_names_of_one_memory_are_missing_as_for_safetensors(tmp_path: Path) -> None:
+    from forebay.torch import load_model
+
+    peer.save_model(Views(), str(tmp_path / "views.safetensors"))
+    assert set(peer.load_file(tmp_path / "views.safetensors")) == {"long"}
+    models = Views(), Views()
+    for model, load in zip(models, (load_model, peer.load_model), strict=True):
+        missing, unexpected = load(model, tmp_path / "views.safetensors")
+        assert (set(missing), list(unexpected)) == (set(), [])
+    assert torch.equal(models[0].wide, models[1].wide)
+    peer.save_file({"norm.weight": torch.ones(4)}, tmp_path / "norm.safetensors")
+    ours, theirs = (load(Tied(), tmp_path / "norm.safetensors", strict=False)[0] for load in (load_model, peer.load_model))
+    assert set(ours) == set(theirs) and "head.weight" in ours and "words.weight" not in ours
 
 
 @pytest.mark.promise("FEED-16")
