@@ -225,6 +225,21 @@ def test_shards_of_the_package_are_read_as_it_reads_them(tmp_path: Path) -> None
         assert [bytes(b) for b in batch[field]] == [sample[field] for sample in theirs]
 
 
+@pytest.mark.promise("FEED-15")
+def test_numbers_of_parquet_without_a_sign_or_of_16_bits_are_so_handed_out(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    count = np.arange(9)
+    columns = {"u4": (count + 2**32 - 9).astype("u4"), "u8": count.astype("u8") + np.uint64(2**63), "h": (count / 8).astype("f2")}
+    columns |= {"i4": (count - 2**31).astype("i4"), "i1": (count - 4).astype("i1"), "u2": (count + 65527).astype("u2")}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet", compression="none", use_dictionary=False)
+    (batch,) = feed.Loader(tmp_path / "a.parquet", 9, shuffle="none")
+    for name, column in columns.items():
+        got = np.from_dlpack(batch[name])
+        # Parquet has no integers below 32 bits.
+        assert got.dtype == {"i1": "i4", "u2": "u4"}.get(name, column.dtype) and (got == column).all(), name
+
+
 @pytest.mark.long
 @pytest.mark.promise("FEED-15")
 def test_plain_columns_of_parquet_are_handed_out_as_pyarrow_reads_them(tmp_path: Path) -> None:

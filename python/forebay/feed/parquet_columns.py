@@ -21,7 +21,15 @@ from forebay.feed.dataset import (
 
 ENDINGS = (".parquet",)
 # Parquet's types → (DLPack's code, bits, NumPy's name); others are bytes.
-TYPES = {"INT32": (0, 32, "<i4"), "INT64": (0, 64, "<i8"), "FLOAT": (2, 32, "<f4"), "DOUBLE": (2, 64, "<f8")}
+TYPES = {
+    "INT32": (0, 32, "<i4"),
+    "INT64": (0, 64, "<i8"),
+    "UINT32": (1, 32, "<u4"),
+    "UINT64": (1, 64, "<u8"),
+    "FLOAT16": (2, 16, "<f2"),
+    "FLOAT": (2, 32, "<f4"),
+    "DOUBLE": (2, 64, "<f8"),
+}
 
 Runs = list[tuple[int, int]]
 

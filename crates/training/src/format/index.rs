@@ -61,7 +61,7 @@ const PLAIN: i64 = 0;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlainColumn {
     pub name: String,
-    /// INT32, INT64, INT96, FLOAT, DOUBLE or FIXED_LEN_BYTE_ARRAY.
+    /// INT32, INT64, INT96, FLOAT, DOUBLE or FIXED_LEN_BYTE_ARRAY; UINT32, UINT64 or FLOAT16 where the schema says so.
     pub kind: &'static str,
     /// Of a value.
     pub bytes: u64,
@@ -76,6 +76,51 @@ struct Leaf {
     repetition: i64,
     /// Its own level alone lies above it.
     is_flat: bool,
+    meaning: Meaning,
+}
+
+/// What a column's values are beyond their physical type.
+#[derive(Clone, Copy, Default)]
+struct Meaning {
+    is_unsigned: bool,
+    is_half: bool,
+}
+
+impl Meaning {
+    /// From the schema's converted type, which unsigned integers are of from 11 to 14.
+    fn convert(&mut self, reader: &mut Reader<'_>) -> Parsed<()> {
+        self.is_unsigned |= (11..=14).contains(&reader.number()?);
+        Ok(())
+    }
+
+    /// From its logical type: a union, whose member 10 is an integer, with a sign or without, and 15 a float of 16 bits.
+    fn logical(&mut self, reader: &mut Reader<'_>) -> Parsed<()> {
+        reader.fields(|reader, member, of| {
+            match (member, of) {
+                (10, 12) => reader.fields(|_, inside, truth| {
+                    self.is_unsigned |= (inside, truth) == (2, 2);
+                    Ok(false)
+                })?,
+                (15, 12) => {
+                    self.is_half = true;
+                    return Ok(false);
+                }
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })
+    }
+}
+
+impl Leaf {
+    fn kind(&self) -> &'static str {
+        match TYPES[self.kind].0 {
+            "INT32" if self.meaning.is_unsigned => "UINT32",
+            "INT64" if self.meaning.is_unsigned => "UINT64",
+            "FIXED_LEN_BYTE_ARRAY" if self.meaning.is_half && self.bytes == 2 => "FLOAT16",
+            kind => kind,
+        }
+    }
 }
 
 struct Chunk {
@@ -130,12 +175,7 @@ pub fn index_plain_columns(
                 leaf.name
             )));
         }
-        found.push(PlainColumn {
-            name: leaf.name.clone(),
-            kind: TYPES[leaf.kind].0,
-            bytes: leaf.bytes,
-            runs,
-        });
+        found.push(PlainColumn { name: leaf.name.clone(), kind: leaf.kind(), bytes: leaf.bytes, runs });
     }
     Ok((rows, found))
 }
@@ -176,6 +216,7 @@ fn schema(reader: &mut Reader<'_>) -> Parsed<Vec<Leaf>> {
     let (mut leaves, mut open, mut is_root) = (Vec::new(), Vec::<(i64, String)>::new(), true);
     reader.list(|reader| {
         let (mut name, mut kind, mut bytes, mut repetition, mut children) = (&b""[..], -1, 0, 0, 0);
+        let mut meaning = Meaning::default();
         reader.fields(|reader, number, of| {
             match (number, of) {
                 (1, 5) => kind = reader.number()?,
@@ -183,6 +224,8 @@ fn schema(reader: &mut Reader<'_>) -> Parsed<Vec<Leaf>> {
                 (3, 5) => repetition = reader.number()?,
                 (4, 8) => name = reader.binary()?,
                 (5, 5) => children = reader.number()?,
+                (6, 5) => meaning.convert(reader)?,
+                (10, 12) => meaning.logical(reader)?,
                 _ => return Ok(false),
             }
             Ok(true)
@@ -204,7 +247,7 @@ fn schema(reader: &mut Reader<'_>) -> Parsed<Vec<Leaf>> {
                 .filter(|kind| *kind < TYPES.len())
                 .ok_or("a column has no known type")?;
             let bytes = if kind == FIXED { bytes } else { TYPES[kind].1 };
-            leaves.push(Leaf { name: path, kind, bytes, repetition, is_flat });
+            leaves.push(Leaf { name: path, kind, bytes, repetition, is_flat, meaning });
         }
         is_root = false;
         while open.len() > 1 && open.last().is_some_and(|(left, _)| *left <= 0) {

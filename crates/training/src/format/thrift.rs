@@ -340,8 +340,8 @@ impl<'a> Reader<'a> {
                 0 => self.number()?,
                 delta => number.saturating_add(i64::from(delta)),
             };
-            // A truth value is its own type.
-            if !matches!(kind, 1 | 2) && !each(self, number, kind)? {
+            // A truth value is its own type, and has no bytes.
+            if !each(self, number, kind)? && !matches!(kind, 1 | 2) {
                 self.skip(kind, 0)?;
             }
         }
