@@ -431,10 +431,10 @@ def forebay_first(case: Case) -> Iterator[int]:
 
 
 def forebay_cold(case: Case) -> Iterator[int]:
-    """From the disk: before each epoch the page cache lets go of the file."""
+    """From the disk, past the page cache, which lets go of the file before each epoch."""
     from forebay.torch import Loader
 
-    loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0")
+    loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0", cache="bypass")
     while True:
         forget(case.file)
         for batch in loader:

@@ -77,8 +77,9 @@ def test_an_epoch_has_each_sample_once_as_its_file_has_it(path: Path, table: Any
 
 
 @pytest.mark.promise("FEED-1")
+@pytest.mark.parametrize("cache", ["fill", "bypass"])
 @pytest.mark.parametrize("columns", [None, ["number", "text"]])
-def test_blocks_that_are_not_cached_are_read_whole(tmp_path: Path, columns: list[str] | None) -> None:
+def test_blocks_that_are_not_cached_are_read_whole(tmp_path: Path, columns: list[str] | None, cache: str) -> None:
     row = np.dtype([("number", "<u4"), ("other", "<u4"), ("text", "<u4", (300,))])
     made = np.zeros(12_000, row)
     made["number"], made["text"] = np.arange(len(made)), np.arange(len(made))[:, None]
@@ -92,7 +93,7 @@ def test_blocks_that_are_not_cached_are_read_whole(tmp_path: Path, columns: list
     warm = feed.Loader(feed.rows(files, row, start=8), 777, shuffle="blocks", seed=3)
     assert sum(batch.rows for batch in warm) == len(made)
     for forgotten in ([0], [0, 1, 2]):
-        loader = feed.Loader(feed.rows(files, row, start=8), 777, shuffle="blocks", seed=3, columns=columns)
+        loader = feed.Loader(feed.rows(files, row, start=8), 777, shuffle="blocks", seed=3, columns=columns, cache=cache)
         for file in forgotten:
             with files[file].open("rb") as handle:
                 os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -108,6 +109,51 @@ def test_blocks_that_are_not_cached_are_read_whole(tmp_path: Path, columns: list
         with pytest.raises(RunError, match="changed while it was read"):
             list(loader)
         loader.close()
+
+
+@pytest.mark.promise("FEED-18")
+@pytest.mark.filterwarnings("ignore::forebay.feed.UncachedRowsWarning")
+@pytest.mark.parametrize("shuffle", ["rows", "blocks", "none"])
+@pytest.mark.parametrize("row_bytes", [912, 150_528])
+def test_what_is_not_cached_is_read_into_the_page_cache_once_where_it_fits(
+    tmp_path: Path, shuffle: str, row_bytes: int
+) -> None:
+    file, count = tmp_path / "rows", 12_000_000 // row_bytes
+    content = np.random.default_rng(5).integers(0, 256, (count, row_bytes), np.uint8)
+    with file.open("wb") as handle:
+        handle.write(content.tobytes())
+        handle.flush()
+        os.fsync(handle.fileno())
+    data, batch = feed.rows(file, np.dtype((np.uint8, (row_bytes,)))), max(7, 500_000 // row_bytes)
+
+    def forgotten(**given: Any) -> feed.Loader:
+        with file.open("rb") as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return feed.Loader(data, batch, shuffle=shuffle, seed=2, **given)
+
+    def epoch(*loaders: feed.Loader) -> None:
+        for batches in zip(*loaders, strict=True):
+            for loader, got in zip(loaders, batches, strict=True):
+                numbers = loader.samples_at(got.position, got.rows, got.epoch)
+                assert (np.from_dlpack(got["data"]) == content[numbers]).all()
+
+    past = forgotten(cache="bypass")
+    if past.cached_share():
+        pytest.skip("the file system doesn't let go of cached files")
+    epoch(past)
+    hashes = {past.hash}
+    past.close()
+    for world in (1, 2):
+        loaders = [forgotten(rank=rank, world=world) for rank in range(world)]
+        if "be filled by mapped ranges" in loaders[0].cold():
+            pytest.skip(loaders[0].cold())
+        epoch(*loaders)
+        assert loaders[0].cached_share() == 1.0
+        assert loaders[0].record()["feed"]["cold"].startswith("fill: the files have")
+        hashes.add(summed(*(loader.hash for loader in loaders)))
+        for loader in loaders:
+            loader.close()
+    assert len(hashes) == 1
 
 
 @pytest.mark.promise("FEED-2")

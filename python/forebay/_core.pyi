@@ -315,6 +315,7 @@ class Loader:
         drop_last: bool,
         prefetch: int | None,
         limit: int | None,
+        cache: str,
     ) -> Loader:
         """`parts`: (file or None for nothing to read, rows, first byte of each column). `columns`: (bytes, step). `fields`:
         (name, column, offset, step, DLPack's code, bits, type, shape of a sample)."""
@@ -330,6 +331,7 @@ class Loader:
     def samples_at(self, epoch: int, first: int, count: int) -> list[int]: ...
     def hash(self) -> int: ...
     def cached_share(self) -> float | None: ...
+    def fills_cache(self) -> tuple[bool, str]: ...
     def record(
         self,
         command: list[str],

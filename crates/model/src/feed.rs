@@ -385,6 +385,9 @@ pub struct Feed {
     pub prefetch: u32,
     /// Memory of batches at most at a time, in bytes.
     pub memory_bytes: u64,
+    /// `fill` or `bypass`: whether data that wasn't cached was read into the page cache, and why; empty if samples were read
+    /// elsewhere.
+    pub cold: String,
     /// Samples that were compared with a second reading of the files; null if none was.
     pub verified: Option<u64>,
 }

@@ -4,7 +4,7 @@ use crate::dlpack::{Column, Kind, Layout};
 use crate::{json, raise};
 use forebay_model::feed::{Share, Shuffle};
 use forebay_model::Error;
-use forebay_reader::{Elsewhere, Lease, Memory, Next, Part, ReadPath, RecordFacts, Spec};
+use forebay_reader::{CacheUse, Elsewhere, Lease, Memory, Next, Part, ReadPath, RecordFacts, Spec};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ impl Loader {
     /// `parts`: (file, rows, first byte of each column) each, a file of None is memory as it is. `columns`: (bytes, step).
     #[new]
     #[pyo3(signature = (
-        parts, columns, fields, *, batch, memory, way, shuffle, seed, identity, rank, world, drop_last, prefetch, limit
+        parts, columns, fields, *, batch, memory, way, shuffle, seed, identity, rank, world, drop_last, prefetch, limit, cache
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -81,6 +81,7 @@ impl Loader {
         drop_last: bool,
         prefetch: Option<usize>,
         limit: Option<usize>,
+        cache: &str,
     ) -> PyResult<Loader> {
         let part = |(path, rows, begins)| Part { path, rows, begins };
         let column = |(bytes, step)| forebay_reader::Column { bytes, step };
@@ -100,6 +101,7 @@ impl Loader {
                 identity,
                 prefetch,
                 limit_bytes: limit,
+                cache: CacheUse::parse(cache)?,
             })
         });
         let field = |(name, column, offset, step, code, bits, typestr, shape): Field| Layout {
@@ -170,6 +172,13 @@ impl Loader {
     fn cached_share(&self, py: Python<'_>) -> PyResult<Option<f64>> {
         let loader = self.open(py)?;
         Ok(py.detach(|| loader.cached_share()))
+    }
+
+    /// Whether what isn't cached is read into the page cache, and why.
+    fn fills_cache(&self, py: Python<'_>) -> PyResult<(bool, String)> {
+        let loader = self.open(py)?;
+        let (fills, why) = loader.fills_cache();
+        Ok((fills, why.into()))
     }
 
     /// The RunRecord of all that was handed out, as JSON; of samples that the caller read in this order itself with what came

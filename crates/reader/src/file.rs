@@ -17,6 +17,7 @@ use forebay_io::{
 use forebay_model::job::Prefer;
 use forebay_model::Error;
 use forebay_storage::{FileAccess, FileTarget};
+use std::ops::Range as Span;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -484,6 +485,48 @@ impl Reader {
         }
         map.look_again();
         Some(Fetch::Processors(to.gpu().and_then(|gpu| self.rows_on(gpu).ok())))
+    }
+
+    /// Returns whether what isn't cached can be read into the page cache by way of the mapping, and is to be.
+    pub(super) fn can_fill_cache(&self) -> bool {
+        let on_disk = self.direct.is_none() && self.known.get().is_none() && !self.cached.in_memory;
+        on_disk && self.map.as_ref().is_some_and(|map| map.mapping.can_populate()) && self.tells()
+    }
+
+    /// Has what isn't cached come by huge pages, or as the system sees fit.
+    pub(super) fn read_by_huge_pages(&self, wanted: bool) {
+        if let Some(map) = &self.map {
+            map.mapping.read_by_huge_pages(wanted);
+        }
+    }
+
+    /// Numbers of the parts that a range touches, as they are read into the page cache.
+    pub(super) fn cache_parts(span: &Span<u64>) -> Span<u64> {
+        Map::windows_of(span)
+    }
+
+    /// The range of a part that isn't cached as a whole.
+    pub(super) fn lacks_part(&self, part: u64) -> Option<Span<u64>> {
+        self.map.as_ref()?.lacks(part, |offset, bytes| self.cached_share(offset, bytes))
+    }
+
+    /// Notes a part that was read into the page cache.
+    pub(super) fn note_filled(&self, offset: u64) {
+        if let Some(map) = &self.map {
+            map.note_filled(offset);
+        }
+    }
+
+    /// The address of a byte in the mapping.
+    pub(super) fn mapped_at(&self, offset: u64) -> Option<*const u8> {
+        self.map.as_ref().filter(|map| offset < map.bytes).map(|map| map.at(offset))
+    }
+
+    /// Has the system asked anew what is cached, at most once a second.
+    pub(super) fn look_again(&self) {
+        if let Some(map) = &self.map {
+            map.look_again();
+        }
     }
 
     /// Returns the address of a row in the mapping, if its surroundings are cached. That is asked once a second: what

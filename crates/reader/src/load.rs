@@ -12,6 +12,8 @@
 
 use super::PAGE;
 use forebay_io::{guarded_copy, is_nothing_yet, CopyStores};
+use forebay_storage::MADV_POPULATE_READ;
+use io_uring::squeue::Entry;
 use io_uring::{opcode, types, IoUring};
 use std::io::{Error as IoError, Result as IoResult};
 use std::os::fd::RawFd;
@@ -33,6 +35,14 @@ pub(crate) struct Load {
     pub got: usize,
     /// Its number for the caller.
     pub tag: usize,
+}
+
+/// A range of a mapping that is to be read into the page cache.
+pub(crate) struct Fill {
+    pub at: *mut u8,
+    pub bytes: usize,
+    /// Once it was tried: 0, or what failed.
+    pub errno: Option<i32>,
 }
 
 /// Out of a mapping; how many bytes came before its end, if the file was cut.
@@ -158,8 +168,22 @@ impl Loader {
         let mut failed = None;
         if loads.len() > 1 {
             for group in loads.chunks_mut(RING_ENTRIES as usize) {
+                let entry = |load: &Load| {
+                    let read = opcode::Read::new(types::Fd(load.fd), load.at, load.ask as u32);
+                    read.offset(load.offset).build()
+                };
+                let entries: Vec<Entry> = group.iter().map(entry).collect();
+                let done = |index: usize, result: i32| match result {
+                    got if got >= 0 => group[index].got = got as usize,
+                    // The waiting read does it anew.
+                    errno if matches!(-errno, libc::EAGAIN | libc::EINTR) => {}
+                    errno => {
+                        let first = (group[index].tag, IoError::from_raw_os_error(-errno));
+                        failed.get_or_insert(first);
+                    }
+                };
                 // SAFETY: the caller's promise.
-                failed = failed.or(unsafe { self.through_ring(group) });
+                unsafe { self.through_ring(entries, done) };
             }
         }
         if let Some(failed) = failed {
@@ -173,6 +197,33 @@ impl Loader {
         Ok(())
     }
 
+    /// Has ranges of mappings read into the page cache, several at a time where there is a ring: each waits for the device in a
+    /// thread of the kernel's.
+    ///
+    /// # Safety
+    /// They are whole pages of mappings, which stay until this returns.
+    pub(crate) unsafe fn fill(&mut self, ranges: &mut [Fill]) {
+        if ranges.len() > 1 {
+            for group in ranges.chunks_mut(RING_ENTRIES as usize) {
+                let entry = |range: &Fill| {
+                    let bytes = range.bytes as libc::off_t;
+                    opcode::Madvise::new(range.at.cast(), bytes, MADV_POPULATE_READ).build()
+                };
+                let entries: Vec<Entry> = group.iter().map(entry).collect();
+                // SAFETY: the caller's promise.
+                unsafe { self.through_ring(entries, |index, result| group[index].errno = Some(-result)) };
+            }
+        }
+        // What the ring didn't take or left for a moment.
+        let again = |errno| matches!(errno, libc::EAGAIN | libc::EINTR);
+        for range in ranges.iter_mut().filter(|range| range.errno.is_none_or(again)) {
+            // SAFETY: as above.
+            let done = unsafe { libc::madvise(range.at.cast(), range.bytes, MADV_POPULATE_READ) };
+            let errno = || IoError::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+            range.errno = Some(if done == 0 { 0 } else { errno() });
+        }
+    }
+
     fn ring(&mut self) -> Option<&mut IoUring> {
         if self.ring.is_none() && !self.no_ring {
             self.ring = IoUring::new(RING_ENTRIES).ok();
@@ -181,20 +232,17 @@ impl Loader {
         self.ring.as_mut()
     }
 
+    /// Has operations done, and each one's result told by its number; of what isn't told of, nothing was begun.
+    ///
     /// # Safety
-    /// As for `run`; at most `RING_ENTRIES` loads.
-    unsafe fn through_ring(&mut self, loads: &mut [Load]) -> Option<(usize, IoError)> {
-        let ring = self.ring()?;
-        for (index, load) in loads.iter().enumerate() {
-            let entry = opcode::Read::new(types::Fd(load.fd), load.at, load.ask as u32)
-                .offset(load.offset)
-                .build()
-                .user_data(index as u64);
+    /// What they read or write stays until this returns; they are at most `RING_ENTRIES`.
+    unsafe fn through_ring(&mut self, entries: Vec<Entry>, mut tell: impl FnMut(usize, i32)) {
+        let Some(ring) = self.ring() else { return };
+        let mut left = entries.len();
+        for (index, entry) in entries.into_iter().enumerate() {
             // SAFETY: the buffer stays until the completion is reaped below; the ring has an entry for each.
-            unsafe { ring.submission().push(&entry) }.expect("an entry for each load");
+            unsafe { ring.submission().push(&entry.user_data(index as u64)) }.expect("an entry for each");
         }
-        let mut failed = None;
-        let mut left = loads.len();
         let mut refused = false;
         while left > 0 {
             match ring.submit_and_wait(1).map_err(|e| e.raw_os_error()) {
@@ -203,7 +251,7 @@ impl Loader {
                 Err(Some(errno)) if is_nothing_yet(errno) => std::thread::yield_now(),
                 // A filter of system calls may come at any time. What the kernel has by then it completes all the same,
                 // into memory that is lent to it: there are twice as many places for completions as for reads. The
-                // rest is never begun, and is left to the waiting reads.
+                // rest is never begun, and is left to the waiting calls.
                 Err(_) => {
                     if !std::mem::replace(&mut refused, true) {
                         left -= ring.submission().len();
@@ -213,19 +261,12 @@ impl Loader {
             }
             for done in ring.completion() {
                 left -= 1;
-                let load = &mut loads[done.user_data() as usize];
-                match done.result() {
-                    got if got >= 0 => load.got = got as usize,
-                    // The waiting read does it anew.
-                    errno if matches!(-errno, libc::EAGAIN | libc::EINTR) => {}
-                    errno => failed = failed.or(Some((load.tag, IoError::from_raw_os_error(-errno)))),
-                }
+                tell(done.user_data() as usize, done.result());
             }
         }
         if refused {
             (self.ring, self.no_ring) = (None, true);
         }
-        failed
     }
 }
 

@@ -3,12 +3,14 @@
 //! Nobody but the consumer drives it: each batch that is taken has another one begun, which the thread pool reads meanwhile. A
 //! batch lies in a slot of memory that goes back to the shelf once the last reference to it has gone.
 
+mod fill;
 mod on_gpu;
 mod record;
 mod shelf;
 mod stage;
 mod table;
 
+pub use fill::CacheUse;
 pub use record::{Elsewhere, RecordFacts};
 pub use shelf::{Lease, Memory};
 pub use table::{Column, Part};
@@ -18,6 +20,7 @@ use crate::order_hash::{order_hash, order_samples};
 use crate::request::Request;
 use crate::rows::Ordered;
 use crate::{thread_pool, Address, Opening, ReadPath, Report};
+use fill::{Decision, Fills};
 use forebay_io::{last_level_cache_bytes, monotonic_now, CudaEvent};
 use forebay_model::feed::{EpochOrder, Share, Shuffle};
 use forebay_model::Error;
@@ -57,6 +60,8 @@ pub struct Spec {
     pub prefetch: Option<usize>,
     /// Bytes of all batches together; None: 1 GiB, or what a few batches need.
     pub limit_bytes: Option<usize>,
+    /// Of data that isn't cached.
+    pub cache: CacheUse,
 }
 
 /// A batch that was read.
@@ -134,6 +139,8 @@ struct Inner {
     on_gpu: Option<OnGpu>,
     /// Where blocks of short rows are read whole.
     stages: Option<Stages>,
+    /// Where what isn't cached is read into the page cache.
+    fills: Option<Fills>,
 }
 
 impl Inner {
@@ -146,6 +153,12 @@ impl Inner {
         };
         self.figures.note(reports, rows, hash);
         Ok(())
+    }
+
+    /// Ends what is read ahead of batches.
+    fn clear_reads(&mut self) {
+        self.stages.iter_mut().for_each(Stages::clear);
+        self.fills.iter_mut().for_each(Fills::clear);
     }
 
     /// The sum over all that was handed out.
@@ -184,6 +197,8 @@ pub struct Loader {
     process: u32,
     /// Where batches come through cuFile.
     cufile: Option<Arc<ByCufile>>,
+    /// What becomes of data that isn't cached.
+    cold: Decision,
     inner: Mutex<Inner>,
 }
 
@@ -245,9 +260,16 @@ impl Loader {
                 .flatten()
                 .and_then(OnGpu::open),
             stages: None,
+            fills: None,
         };
+        let step = table.columns().iter().map(|column| column.step).max().unwrap_or(0);
+        let cold = fill::decide(&table, spec.cache, shuffle, share.world, step);
+        if cold.fills {
+            table.files().for_each(|reader| reader.read_by_huge_pages(true));
+            inner.fills = Some(Fills::default());
+        }
         // Ranks that each read whole windows would read as many times what they use.
-        let alone = share.world == 1 && spec.memory.gpu().is_none();
+        let alone = share.world == 1 && spec.memory.gpu().is_none() && !cold.fills;
         let room = spec.limit_bytes.map(|limit| limit.saturating_sub(least));
         inner.stages = (alone && stage::pays(&table, &inner.order, room)).then(Stages::default);
         let process = std::process::id();
@@ -261,6 +283,7 @@ impl Loader {
             identity,
             process,
             cufile,
+            cold,
             inner: Mutex::new(inner),
         })
     }
@@ -279,6 +302,11 @@ impl Loader {
             ));
         }
         Ok(self.inner())
+    }
+
+    /// Whether what isn't cached is read into the page cache, and why.
+    pub fn fills_cache(&self) -> (bool, &str) {
+        (self.cold.fills, &self.cold.why)
     }
 
     /// Samples of an epoch, over all ranks.
@@ -312,7 +340,7 @@ impl Loader {
             ));
         }
         inner.ahead.clear();
-        inner.stages.iter_mut().for_each(Stages::clear);
+        inner.clear_reads();
         inner.order = self.order_of(epoch);
         (inner.epoch, inner.given, inner.begun) = (epoch, position, position);
         Ok(())
@@ -359,14 +387,15 @@ impl Loader {
         inner.figures.begin(asked, self.table.devices());
         while let Ahead::Reading = self.read_ahead(&mut inner)? {
             let left = at_most.saturating_sub(asked.elapsed());
-            if !inner.stages.as_ref().is_none_or(|stages| stages.wait(left)) {
+            let staged = inner.stages.as_ref().is_none_or(|stages| stages.wait(left));
+            if !staged || !inner.fills.as_ref().is_none_or(|fills| fills.wait(left)) {
                 inner.figures.waited(asked);
                 return Ok(Next::Wait);
             }
         }
         let Some(flight) = inner.ahead.front() else {
             let epoch = inner.epoch + 1;
-            inner.stages.iter_mut().for_each(Stages::clear);
+            inner.clear_reads();
             inner.figures.end(asked);
             inner.order = self.order_of(epoch);
             (inner.epoch, inner.given, inner.begun) = (epoch, 0, 0);
@@ -407,8 +436,21 @@ impl Loader {
             let Some((positions, after)) = self.share.next(inner.begun, self.samples()) else {
                 return Ok(Ahead::Begun);
             };
-            if let Some(stages) = &mut inner.stages {
-                match stages.ready(&self.table, &inner.order, &positions) {
+            let of_disk = match (&mut inner.stages, &mut inner.fills) {
+                (Some(stages), _) => Some(stages.ready(&self.table, &inner.order, &positions)),
+                (None, Some(fills)) => {
+                    let mut begun = after;
+                    let next = std::iter::from_fn(|| {
+                        let (positions, after) = self.share.next(begun, self.samples())?;
+                        begun = after;
+                        Some(positions)
+                    });
+                    Some(fills.ready(&self.table, &inner.order, &positions, next))
+                }
+                (None, None) => None,
+            };
+            if let Some(ready) = of_disk {
+                match ready {
                     Ok(Ready::Yes) => {}
                     Ok(Ready::Wait) if inner.ahead.is_empty() => return Ok(Ahead::Reading),
                     Err(error) if inner.ahead.is_empty() => return Err(error),
@@ -531,7 +573,7 @@ impl Loader {
         if self.process == std::process::id() {
             let mut inner = self.inner();
             inner.ahead.clear();
-            inner.stages.iter_mut().for_each(Stages::clear);
+            inner.clear_reads();
         }
     }
 }
@@ -541,7 +583,7 @@ impl Drop for Loader {
         if self.process != std::process::id() {
             // What its requests wrote to is the parent's.
             let inner = self.inner.get_mut().expect("no holder panics");
-            std::mem::forget((std::mem::take(&mut inner.ahead), inner.stages.take()));
+            std::mem::forget((std::mem::take(&mut inner.ahead), inner.stages.take(), inner.fills.take()));
             return;
         }
         self.close();

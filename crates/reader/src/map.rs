@@ -2,7 +2,8 @@
 
 use forebay_io::install_copy_guard;
 use forebay_storage::{FileMapping, FileTarget};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ pub(super) struct Map {
     resident_count: AtomicU64,
     /// When all bits of these two were last unset.
     looked: Mutex<Instant>,
+    /// True once parts of it were read into the page cache by way of it, whose page tables are filled.
+    filled: AtomicBool,
 }
 
 impl Map {
@@ -45,6 +48,7 @@ impl Map {
             resident: Bits::new(windows),
             resident_count: AtomicU64::new(0),
             looked: Mutex::new(Instant::now()),
+            filled: AtomicBool::new(false),
         })
     }
 
@@ -89,7 +93,32 @@ impl Map {
 
     /// Returns whether so many rows were requested that filling page tables pays.
     pub(crate) fn pays(&self, rows: u64) -> bool {
-        rows >= self.bytes.div_ceil(WINDOW) * ROWS_PER_WINDOW_MIN
+        self.filled.load(Ordering::Relaxed) || rows >= self.bytes.div_ceil(WINDOW) * ROWS_PER_WINDOW_MIN
+    }
+
+    /// Numbers of the windows that a range touches.
+    pub(crate) fn windows_of(span: &Range<u64>) -> Range<u64> {
+        span.start / WINDOW..span.end.div_ceil(WINDOW)
+    }
+
+    /// The range of a window that isn't cached as a whole, by what `share` says; None of one that is.
+    pub(crate) fn lacks(&self, window: u64, share: impl Fn(u64, usize) -> Option<f64>) -> Option<Range<u64>> {
+        let (begin, end) = (window * WINDOW, self.bytes.min((window + 1) * WINDOW));
+        let whole = |_| share(begin, (end - begin) as usize).is_some_and(|share| share >= 1.0);
+        self.absent.unset(window);
+        (begin < end && !self.is_resident(window, whole)).then_some(begin..end)
+    }
+
+    /// Notes a window that was read into the page cache by filling its page tables.
+    pub(crate) fn note_filled(&self, offset: u64) {
+        let window = offset / WINDOW;
+        self.filled.store(true, Ordering::Relaxed);
+        self.read.set(window);
+        self.populated.set(window);
+        self.absent.unset(window);
+        if !self.resident.set(window) {
+            self.resident_count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Returns whether all of a window was cached when `whole` was last asked; its page tables are filled then.
@@ -152,6 +181,10 @@ impl Bits {
     fn set(&self, index: u64) -> bool {
         let bit = 1 << (index % 64);
         self.0[(index / 64) as usize].fetch_or(bit, Ordering::Relaxed) & bit != 0
+    }
+
+    fn unset(&self, index: u64) {
+        self.0[(index / 64) as usize].fetch_and(!(1 << (index % 64)), Ordering::Relaxed);
     }
 
     fn unset_all(&self) {

@@ -14,10 +14,14 @@ use super::REGISTERED_FOR_BYTES_MIN;
 use forebay_io::{process_id, CudaEvent, CudaStream, Waker};
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
+use std::ops::Range as Span;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+/// Parts of a file that are on their way to the page cache together.
+const FILLED_TOGETHER: usize = 32;
 
 pub(super) enum Source {
     One {
@@ -115,6 +119,8 @@ pub struct Request {
     /// Number of workers that may bring its parts: the first ones.
     workers_max: usize,
     copied_to_host: bool,
+    /// Its ranges are read into the page cache: their places are those of the mapping.
+    fills_cache: bool,
     /// One worker is to read it from its end, by relays, and hasn't begun.
     mixes: AtomicBool,
     /// Note of its time.
@@ -254,6 +260,30 @@ impl Request {
         let mut request = Request::of_parts(Source::new(reader, before), cut, Vec::new());
         request.workers_max = (processors::threads() / 4).max(1);
         Ok(Arc::new(request))
+    }
+
+    /// Parts of a file that are to be read into the page cache.
+    ///
+    /// # Errors
+    /// The file can't be looked at.
+    pub(super) fn of_fill(reader: &Arc<Reader>, spans: &[Span<u64>]) -> Result<Arc<Request>, Error> {
+        let range = |span: &Span<u64>| {
+            let to = Address::Host(reader.mapped_at(span.start)? as u64);
+            Some(Range { file: 0, offset: span.start, bytes: (span.end - span.start) as usize, to })
+        };
+        let pieces: Vec<Range> = spans.iter().filter_map(range).collect();
+        let parts = (0..pieces.len()).step_by(FILLED_TOGETHER).chain([pieces.len()]);
+        let parts = parts.map(|at| at as u32).collect();
+        let source = Source::new(reader, reader.stamp()?);
+        let mut request = Request::of_parts(source, (pieces, parts), Vec::new());
+        request.workers_max = 1;
+        request.fills_cache = true;
+        Ok(Arc::new(request))
+    }
+
+    /// Returns whether its ranges are read into the page cache, and no further.
+    pub(super) fn fills_cache(&self) -> bool {
+        self.fills_cache
     }
 
     /// Rows out of memory that they were read into, each from the place of its number on; whether they came past the page cache.
@@ -479,6 +509,7 @@ impl Request {
             dropped: AtomicBool::new(false),
             workers_max: WORKERS_MAX,
             copied_to_host: false,
+            fills_cache: false,
             mixes: AtomicBool::new(false),
             noted: None,
             began: Instant::now(),

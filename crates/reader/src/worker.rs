@@ -15,7 +15,7 @@ use super::by_cufile::KnownFile;
 use super::layout::{
     add, aligned, by_fastest, choose, copy_out, direct, failed, plain, short, split, Layout, Manner,
 };
-use super::load::{self, Load, Loader, PassThrough};
+use super::load::{self, Fill, Load, Loader, PassThrough};
 use super::opened::Opened;
 use super::pages::{data_bytes, By, PagePart, Pages};
 use super::place::{Address, Range};
@@ -81,6 +81,9 @@ impl Worker {
             _ if request.is_dropped() => Ok(None),
             (Some(pages), _) => self.bring_pages(request, &source, pages, index).map(Some),
             (None, Some(table)) => self.fill_rows(request, &source, table, index),
+            (None, None) if request.fills_cache() => {
+                self.fill_cache(&source, request.part(index)).map(|()| None)
+            }
             (None, None) => {
                 let part = request.part(index);
                 match part[0].to.gpu() {
@@ -108,6 +111,27 @@ impl Worker {
                 request.part_done(index);
             }
         }
+    }
+
+    /// Reads ranges into the page cache by way of their file's mapping.
+    fn fill_cache(&mut self, source: &Source, part: &[Range]) -> Result<(), Error> {
+        let Source::One { reader, .. } = source else { unreachable!("parts of one file") };
+        let mut ranges: Vec<Fill> = part
+            .iter()
+            .map(|piece| {
+                let Address::Host(at) = piece.to else { unreachable!("places in a mapping") };
+                Fill { at: at as *mut u8, bytes: piece.bytes, errno: None }
+            })
+            .collect();
+        // SAFETY: they lie in the mapping, which the request's file keeps.
+        unsafe { self.loader.fill(&mut ranges) };
+        for (piece, range) in part.iter().zip(ranges) {
+            match range.errno {
+                None | Some(0) => reader.note_filled(piece.offset),
+                Some(errno) => return Err(failed(source, piece, &std::io::Error::from_raw_os_error(errno))),
+            }
+        }
+        Ok(())
     }
 
     fn fill_host(&mut self, request: &Request, source: &Source, part: &[Range]) -> Result<(), Error> {

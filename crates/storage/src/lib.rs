@@ -44,7 +44,7 @@ pub use path::gds::{judge_cufile, judge_gds_run, GdsFile, Session as CuFileSessi
 pub use path::mapped::{
     window_bytes, DevicePinner, Limits as MappedLimits, Mapped as MappedPath, MappedFile,
     Mapping as FileMapping, Phase as MappedPhase, Pin as MemoryPin, Pinner as MemoryPinner,
-    Registry as MappedRegistry, Wakeup as MappedWakeup,
+    Registry as MappedRegistry, Wakeup as MappedWakeup, MADV_POPULATE_READ,
 };
 pub use path::{
     About as AboutPath, Buffers, Copiers, DataPath, Destination, Ends, HostCopier, Paths, QueueFactory,

@@ -58,6 +58,9 @@ class Loader:
     pin_limit   bytes of memory of all batches together; None: 1 GiB, or what a few batches need
     columns     names of fields: of each sample only their bytes are read
     transform   called with each batch, whose result is handed out instead: decoding, augmentation
+    cache       what becomes of data that isn't in the page cache: "fill": it is read there, ahead of batches, so that the next
+                epoch finds it; "bypass": it is read past it, in every epoch anew; "auto": fill where the files come to three
+                quarters of the memory that is available at most, or where ranks share blocks
 
     Iterating hands out one epoch. A batch is a mapping from names to columns, which NumPy, PyTorch, CuPy and JAX take by
     `from_dlpack` without a copy. Its memory is used again once the batch and all arrays made of it are gone, and on a GPU once
@@ -81,6 +84,7 @@ class Loader:
         pin_limit: int | None = None,
         columns: Iterable[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
+        cache: str = "auto",
     ) -> None:
         self.dataset: Any = open_dataset(data, columns=columns)
         if transform is not None and not callable(transform):
@@ -89,7 +93,7 @@ class Loader:
         self.batch_size = at_least(1, batch_size, "batch_size")
         self.shuffle, self.seed, self.drop_last = shuffle, at_least(0, seed, "seed"), bool(drop_last)
         self.rank, self.world = ranks(rank, world)
-        self.device = str(device)
+        self.device, self.cache = str(device), str(cache)
         self.data_hash = f"{self.dataset.identity:016x}"
         self._resumed = False
         self._process = os.getpid()
@@ -117,6 +121,7 @@ class Loader:
                 drop_last=self.drop_last,
                 prefetch=1 if differ else None if prefetch is None else at_least(1, prefetch, "prefetch"),
                 limit=None if pin_limit is None or differ else at_least(1, pin_limit, "pin_limit"),
+                cache=str(cache),
             )
         except MachineError as error:
             error.next = error.next.replace('path="host" needs no GPU', 'device="cpu" needs none')
@@ -245,16 +250,25 @@ class Loader:
         share: float | None = self._loader.cached_share()
         return share
 
+    def cold(self) -> str:
+        """Use of the page cache for data that isn't there, and its reason."""
+        fills, why = self._loader.fills_cache()
+        if fills:
+            return f"what isn't cached is read into the page cache, for the next epoch: {why}"
+        return f"what isn't cached comes from storage in every epoch: {why}"
+
     def doubt(self) -> str | None:
-        """Why another order would read less, if one would."""
-        if self._ahead is not None:
-            return None
-        row = sum(bytes for bytes, _ in self.dataset.columns)
-        if self.shuffle != "rows" or row >= SHORT_ROW_BYTES:
+        """Why another order, or another use of the page cache, would read less, if one would."""
+        if self._ahead is not None or self._loader.fills_cache()[0]:
             return None
         share = self.cached_share()
         if share is None or share >= CACHED_SHARE_MIN:
             return None
+        row = sum(bytes for bytes, _ in self.dataset.columns)
+        if self.shuffle != "rows" or row >= SHORT_ROW_BYTES:
+            if self.cache == "bypass":
+                return None
+            return f'{self.cold()}; cache="fill" reads it through the page cache all the same'
         # A row lies in one page more than its length fills, but for where it begins at a page's begin.
         pages = 1 + (row - 1) / PAGE
         return (

@@ -21,6 +21,7 @@ def text(record: dict[str, Any]) -> str:
         ("wait", wait(record)),
         ("CPU", summary.cpu(record)),
         ("path", summary.path(record)),
+        *([("uncached", part["cold"])] if part.get("cold") else []),
         ("memory", f"{bytes_(part['memory_bytes'])} of batches, {part['prefetch']} read ahead"),
         ("hash", f"{part['hash']} of data {part['data']}"),
     ]

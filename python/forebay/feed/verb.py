@@ -28,7 +28,7 @@ Examples:
 BATCH_BYTES = 8 << 20
 PROGRESS_EVERY_S = 0.25
 # An argument of a Loader with its value, as errors name it.
-ARGUMENT = re.compile(r"\b(batch_size|prefetch|rank|world|pin_limit|seed|shuffle|device|path)=['\"]?([\w:.]+)['\"]?")
+ARGUMENT = re.compile(r"\b(batch_size|prefetch|rank|world|pin_limit|seed|shuffle|device|path|cache)=['\"]?([\w:.]+)['\"]?")
 
 Record = dict[str, Any]
 
@@ -54,6 +54,12 @@ Record = dict[str, Any]
 @click.option("--rank", metavar="N", help="This rank. Default: as torchrun, MPI or Slurm says, else 0.")
 @click.option("--world", metavar="N", help="Number of ranks. Default: as the launcher says, else 1.")
 @click.option("--pin-limit", metavar="SIZE", help="Memory of all batches together. Default: 1g, or what a few batches need.")
+@click.option(
+    "--cache",
+    type=click.Choice(("auto", "fill", "bypass")),
+    default="auto",
+    help="Read what isn't cached into the page cache, or past it. Default: auto, by what fits in memory.",
+)
 @click.option("--verify", is_flag=True, help="Compare each sample with a second reading of its file.")
 @click.option("--json", "as_json", is_flag=True, help="The record as one JSON document on stdout.")
 @click.option("-o", "--out", metavar="FILE", help="Save the record to FILE; .jsonl appends a line.")
@@ -156,6 +162,7 @@ def open_loader(files: tuple[str, ...], flags: dict[str, Any]) -> Loader:
             rank=count["rank"],
             world=count["world"],
             pin_limit=None if limit is None else parse_bytes(limit, "--pin-limit"),
+            cache=flags["cache"],
         )
 
 
@@ -191,7 +198,8 @@ def run(loader: Loader, epochs: int, verify: bool, quiet: bool = True) -> tuple[
             _show("\r\x1b[K")
     record = loader.record(verified=checked if verify else None, interrupted=interrupted)
     if doubt is not None:
-        record["warnings"].append({"id": "uncached_rows", "text": doubt, "next": "--shuffle blocks"})
+        advice = "--cache fill" if "cache=" in doubt else "--shuffle blocks"
+        record["warnings"].append({"id": "uncached_rows", "text": doubt, "next": advice})
     if wrong:
         record["result"]["errors"]["verify_failed"] = len(wrong)
         record["result"]["errors"]["examples"] = wrong[:5]

@@ -80,6 +80,28 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Bytes that the page cache may come to: what is available, within what each control group leaves of its limit to files. None if
+    /// the kernel doesn't report it.
+    pub fn page_cache_room_bytes(roots: &Roots) -> Option<u64> {
+        let meminfo = Roots::text(&roots.proc("meminfo")).unwrap_or_default();
+        let available = kib_field(&meminfo, "MemAvailable")?;
+        let left = cgroup_dirs(roots, "memory").into_iter().filter_map(|dir| {
+            let number = |name: &str| Roots::number::<u64>(&dir.join(name));
+            let limit = number("memory.max").or_else(|| number("memory.limit_in_bytes"))?;
+            let used = number("memory.current").or_else(|| number("memory.usage_in_bytes")).unwrap_or(0);
+            let counts = Roots::text(&dir.join("memory.stat")).unwrap_or_default();
+            let count = |name: &str| {
+                let lines = counts.lines().filter_map(|line| line.split_once(' '));
+                lines.filter(|(key, _)| *key == name).find_map(|(_, value)| value.trim().parse::<u64>().ok())
+            };
+            let files = ["active_file", "inactive_file"].map(|name| count(name).unwrap_or(0)).iter().sum();
+            Some(limit.saturating_sub(used.saturating_sub(files)))
+        });
+        Some(left.fold(available, u64::min))
+    }
+}
+
 /// The bracketed word of `always [madvise] never`.
 pub(crate) fn chosen(choices: &str) -> Option<String> {
     let start = choices.find('[')? + 1;

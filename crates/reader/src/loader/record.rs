@@ -192,9 +192,11 @@ impl Loader {
             world: self.share.world as u32,
             prefetch: self.prefetch as u32,
             memory_bytes: (self.shelf.bytes() + inner.stages.as_ref().map_or(0, Stages::bytes)) as u64,
+            cold: self.cold.text(),
             verified: reported.verified,
         };
         if let Some(elsewhere) = &reported.elsewhere {
+            feed.cold.clear();
             (feed.epoch, feed.position) = (elsewhere.epoch, elsewhere.position);
             (feed.prefetch, feed.memory_bytes) = (elsewhere.prefetch, elsewhere.memory_bytes);
             feed.sample_bytes = elsewhere.sample_bytes;

@@ -24,6 +24,7 @@ fn spec(file: &NamedTempFile, rows: u64, batch: u64) -> Spec {
         identity: 7,
         prefetch: Some(2),
         limit_bytes: None,
+        cache: CacheUse::Auto,
     }
 }
 

@@ -10,6 +10,9 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+/// Advice that fills page tables, and reads what isn't cached.
+pub const MADV_POPULATE_READ: i32 = 22;
+
 /// A whole file, mapped for reading.
 pub struct Mapping {
     at: NonNull<u8>,
@@ -44,10 +47,26 @@ impl Mapping {
     /// Fills the page tables of a range. Refusal (a kernel before 5.14, pages that are gone) costs only speed:
     /// registering takes the faults itself, and tells of errors.
     pub fn populate(&self, offset: u64, bytes: usize) {
-        const MADV_POPULATE_READ: i32 = 22;
         let at = self.address(offset);
         // SAFETY: advice about a range of our mapping; faults are answers of the call, not signals.
         unsafe { libc::madvise(at.as_ptr().cast(), bytes, MADV_POPULATE_READ) };
+    }
+
+    /// Returns whether the kernel fills page tables when asked to.
+    pub fn can_populate(&self) -> bool {
+        // SAFETY: advice about nothing, which the kernel only checks.
+        unsafe { libc::madvise(self.at.as_ptr().cast(), 0, MADV_POPULATE_READ) == 0 }
+    }
+
+    /// Has each page that isn't cached bring the huge page around it, where the file system's cache has such, and nothing beyond:
+    /// one allocation and one read for what would otherwise take hundreds. `false`: as the kernel sees fit again.
+    pub fn read_by_huge_pages(&self, wanted: bool) {
+        let advices: &[i32] =
+            if wanted { &[libc::MADV_HUGEPAGE, libc::MADV_RANDOM] } else { &[libc::MADV_NORMAL] };
+        for advice in advices {
+            // SAFETY: advice about our mapping; refusal costs only speed.
+            unsafe { libc::madvise(self.at.as_ptr().cast(), self.bytes, *advice) };
+        }
     }
 
     /// The address of the byte at `offset`, for the device.

@@ -20,7 +20,7 @@ mod windows;
 
 pub(crate) use bounced::Staging;
 pub use file::{MappedFile, Phase};
-pub use map::{DevicePinner, Mapping, Pin, Pinner};
+pub use map::{DevicePinner, Mapping, Pin, Pinner, MADV_POPULATE_READ};
 pub use policy::window_bytes;
 pub use registry::{Limits, Registry, Wakeup};
 pub use row::Mapped;
