@@ -66,6 +66,37 @@ assert left["registrations"] == left["streams"] == left["events"] == 0, left
     )
 
 
+@pytest.mark.promise("FEED-12")
+@parametrized("cache", ["bypass", "fill"], kept=(0, 1))
+def test_blocks_that_are_not_cached_come_whole_and_the_gpu_takes_rows_out_of_them(scenario: Scenario, cache: str) -> None:
+    scenario(
+        LOADER
+        + f"""
+import os, re
+def calls_to_read():
+    return int(re.search(r"syscr: (\\d+)", open("/proc/self/io").read())[1])
+blocks = feed.Loader(data, 1000, seed=3, shuffle="blocks")
+epoch_on_host = [batch.rows for batch in blocks]
+host.close(), blocks.close()
+with open(path, "rb") as file:
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+loader = feed.Loader(data, 1000, seed=3, shuffle="blocks", device="cuda:0", cache={cache!r})
+before = calls_to_read()
+for turn in range(2):
+    epoch(loader)
+assert int(loader.hash, 16) != 0 and loader.record()["result"]["bytes"] == 2 * whole * ROW
+# A row isn't a read of its own.
+assert calls_to_read() - before < whole / 4, calls_to_read() - before
+loader.close()
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert left["registrations"] == left["streams"] == left["events"] == 0, left
+"""
+    )
+
+
 @pytest.mark.long
 @pytest.mark.promise("FEED-12")
 def test_a_resumed_epoch_adds_up_also_where_the_gpu_computes_the_order(scenario: Scenario) -> None:

@@ -555,7 +555,7 @@ impl Reader {
         self.map.as_ref().filter(|map| map.is_whole()).map(|map| map.at(0))
     }
 
-    fn rows_on(&self, gpu: u32) -> Result<GpuRows, Error> {
+    pub(super) fn rows_on(&self, gpu: u32) -> Result<GpuRows, Error> {
         let mut all = self.rows.lock().expect("no holder panics");
         if let Some((_, rows)) = all.iter().find(|(of, _)| *of == gpu) {
             return Ok(rows.clone());

@@ -269,9 +269,10 @@ impl Loader {
             inner.fills = Some(Fills::default());
         }
         // Ranks that each read whole windows would read as many times what they use.
-        let alone = share.world == 1 && spec.memory.gpu().is_none() && !cold.fills;
+        let alone = share.world == 1 && cufile.is_none() && !cold.fills;
         let room = spec.limit_bytes.map(|limit| limit.saturating_sub(least));
-        inner.stages = (alone && stage::pays(&table, &inner.order, room)).then(Stages::default);
+        inner.stages =
+            (alone && stage::pays(&table, &inner.order, room)).then(|| Stages::new(spec.memory.gpu()));
         let process = std::process::id();
         Ok(Loader {
             table,

@@ -300,7 +300,9 @@ impl Request {
     ) -> Result<Arc<Request>, Error> {
         let mut request = Request::new(Source::new(reader, reader.stamp()?), &[], after, 1, None);
         let (rows, layout) = (numbers.len(), Layout { start: 0, step: 1, row_bytes });
-        let fetch = Fetch::Processors(None);
+        let by_gpu = memory.gpu().filter(|gpu| to.gpu() == Some(*gpu));
+        let kernel = by_gpu.and_then(|gpu| reader.rows_on(gpu).ok());
+        let fetch = kernel.map_or(Fetch::Processors(None), Fetch::Gpu);
         let mut table = Table::new(fetch, (Numbers::Here(numbers.into()), rows), layout, to);
         table.memory = Some(memory);
         request.workers_max = if to.gpu().is_some() { ALL_MAX } else { reader.to_host() };

@@ -1,36 +1,67 @@
 //! Memory that parts of files are read into before rows of them are copied to their places.
 
-use forebay_io::Arena;
+#![allow(unsafe_code, reason = "memory that a GPU reads by itself")]
+
+use super::devices;
+use forebay_io::{Arena, RegisteredMemory};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::{Arc, Mutex};
 
+/// Memory, pinned where a GPU is to read it. Fields in the order in which they must go.
+struct Room {
+    pinned: Option<RegisteredMemory>,
+    arena: Arena,
+}
+
+impl Room {
+    fn new(bytes: usize, gpu: Option<u32>) -> Result<Room, Error> {
+        let arena = Arena::new(1, bytes, Pages::Thp)?;
+        let (at, bytes) = arena.whole();
+        let device = gpu.and_then(|gpu| devices::device(gpu).ok()).filter(|device| device.reads_registered());
+        // Refused, its rows are copied by processors.
+        // SAFETY: the arena goes after its registration, by the order of the fields.
+        let pinned = device.and_then(|device| unsafe { device.register(at.as_ptr(), bytes, false) }.ok());
+        Ok(Room { pinned, arena })
+    }
+}
+
 /// Memory that nobody copies from, for the next that is read.
 #[derive(Clone, Default)]
-pub(super) struct Spare(Arc<Mutex<Vec<Arena>>>);
+pub(super) struct Spare {
+    kept: Arc<Mutex<Vec<Room>>>,
+    /// That reads it by itself.
+    gpu: Option<u32>,
+}
 
 impl Spare {
+    pub(super) fn new(gpu: Option<u32>) -> Spare {
+        Spare { kept: Arc::default(), gpu }
+    }
+
     /// Memory of so many bytes: one that is there, if it is long enough.
     pub(super) fn take(&self, bytes: usize) -> Result<Arc<Staged>, Error> {
-        let kept = self.0.lock().expect("no holder panics").pop();
-        let arena = match kept.filter(|arena| arena.slot_bytes() >= bytes) {
-            Some(arena) => arena,
-            None => Arena::new(1, bytes, Pages::Thp)?,
+        let kept = self.kept.lock().expect("no holder panics").pop();
+        let room = match kept.filter(|room| room.arena.slot_bytes() >= bytes) {
+            Some(room) => room,
+            None => Room::new(bytes, self.gpu)?,
         };
-        let (base, bytes) = (arena.slot(0).host_ptr() as usize, arena.slot_bytes());
-        Ok(Arc::new(Staged { arena: Mutex::new(Some(arena)), base, bytes, spare: self.clone() }))
+        let (base, bytes) = (room.arena.slot(0).host_ptr() as usize, room.arena.slot_bytes());
+        let gpu = room.pinned.as_ref().and(self.gpu);
+        Ok(Arc::new(Staged { room: Mutex::new(Some(room)), base, bytes, gpu, spare: self.clone() }))
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.0.lock().expect("no holder panics").iter().map(Arena::slot_bytes).sum()
+        self.kept.lock().expect("no holder panics").iter().map(|room| room.arena.slot_bytes()).sum()
     }
 }
 
 /// Memory that goes back to the others when nobody copies from it any more.
 pub(super) struct Staged {
-    arena: Mutex<Option<Arena>>,
+    room: Mutex<Option<Room>>,
     base: usize,
     bytes: usize,
+    gpu: Option<u32>,
     spare: Spare,
 }
 
@@ -42,12 +73,17 @@ impl Staged {
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// The GPU that may read it by itself.
+    pub(super) fn gpu(&self) -> Option<u32> {
+        self.gpu
+    }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if let Ok(mut spare) = self.spare.0.lock() {
-            spare.extend(self.arena.get_mut().ok().and_then(Option::take));
+        if let Ok(mut spare) = self.spare.kept.lock() {
+            spare.extend(self.room.get_mut().ok().and_then(Option::take));
         }
     }
 }

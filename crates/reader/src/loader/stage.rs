@@ -81,7 +81,6 @@ impl FromMemory {
 }
 
 /// Windows that batches are being made of, and the one that is read ahead.
-#[derive(Default)]
 pub(super) struct Stages {
     stages: Vec<Stage>,
     spare: Spare,
@@ -94,6 +93,11 @@ pub(super) enum Ready {
 }
 
 impl Stages {
+    /// `gpu`: that batches go to.
+    pub(super) fn new(gpu: Option<u32>) -> Stages {
+        Stages { stages: Vec::new(), spare: Spare::new(gpu) }
+    }
+
     pub(super) fn clear(&mut self) {
         self.stages.clear();
     }

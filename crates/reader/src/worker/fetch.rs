@@ -113,6 +113,14 @@ impl Worker {
         let (outlet, stream) = self.copies.outlet_after(request, gpu)?;
         let slot_bytes = self.copies.free_slot_bytes(outlet)?;
         match &table.fetch {
+            Fetch::Gpu(kernel) if memory.is_some() && slot_bytes >= NUMBERS_BYTES => {
+                self.fetch_from_memory(&part, kernel, outlet)?;
+            }
+            // What lies in memory isn't read from its file.
+            Fetch::Gpu(_) if memory.is_some() => self.send_few(&part, slot_bytes, outlet)?,
+            Fetch::Processors(_) if memory.is_some() && slot_bytes < table.slot_bytes(numbers.len()) => {
+                self.send_few(&part, slot_bytes, outlet)?;
+            }
             // Hardly anything may be pinned, so hardly anything is registered.
             Fetch::Gpu(_) if slot_bytes < NUMBERS_BYTES => self.feed_rest(&part, &part.ranges(), outlet)?,
             Fetch::Gpu(kernel) => self.fetch_rows(&part, kernel, outlet)?,
@@ -195,6 +203,36 @@ impl Worker {
                 Err(self.copies.failed(outlet, &why))
             }
         }
+    }
+
+    /// Launches what fetches rows out of memory that the GPU may read, where they were read before.
+    fn fetch_from_memory(&mut self, part: &Part, kernel: &GpuRows, outlet: usize) -> Result<(), Error> {
+        let base = part.memory.expect("asked of such alone");
+        let (slot, _) = self.copies.free_slot(Some(outlet))?;
+        self.copies.numbers_in(slot, 0, part.numbers.len()).copy_from_slice(part.numbers);
+        let bytes = part.numbers.len() * part.layout.row_bytes;
+        let launch = part.launch(kernel, (base, part.layout.step), slot, 0);
+        match in_turn(part.source, || self.copies.launch(&launch, outlet)) {
+            Ok(event) => {
+                add(&part.request.counts.staged, bytes);
+                self.copies.fly(outlet, From::Slot(slot), as_long_as(bytes, part.layout), event);
+                Ok(())
+            }
+            Err(why) => {
+                self.copies.give_slot_up(outlet, slot);
+                Err(self.copies.failed(outlet, &why))
+            }
+        }
+    }
+
+    /// As `send_rows`, of rows in memory, as many at a time as a slot holds.
+    fn send_few(&mut self, part: &Part, slot_bytes: usize, outlet: usize) -> Result<(), Error> {
+        let row_bytes = part.layout.row_bytes;
+        let each = (slot_bytes / row_bytes).max(1);
+        part.numbers.chunks(each).enumerate().try_for_each(|(at, numbers)| {
+            let to = part.to.after(at * each * row_bytes);
+            self.send_rows(&Part { numbers, to, ..*part }, None, outlet)
+        })
     }
 
     /// Rows by numbers that lie in the GPU's memory; None where not all of the file may be read there any more.
