@@ -497,6 +497,33 @@ def test_what_a_run_is_compared_with_was_there_when_it_began(folder: Path, tmp_p
 
 
 @pytest.mark.promise("INF-8")
+@pytest.mark.parametrize(("fault", "said"), [(cut, "the file had .* and has"), (Path.unlink, "was there as the run began")])
+def test_a_file_that_is_cut_or_gone_before_the_first_query_fails_the_run(
+    folder: Path, tmp_path: Path, fault: Callable[[Path], None], said: str
+) -> None:
+    mine = copied(folder, tmp_path / "mine")
+    requests = [asked(mine, mode) for mode in ("ram", "cold")]
+    fault(mine / data.SAMPLES)
+    for request in requests:
+        with pytest.raises(RunError, match=said):
+            command.Run(request).measure()
+
+
+@pytest.mark.promise("INF-9")
+def test_files_that_another_run_made_meanwhile_are_kept(folder: Path, tmp_path: Path) -> None:
+    mine, of = tmp_path / "mine", data.About("toy", 4, 8, ROW, 0)
+
+    def meanwhile(text: str) -> None:
+        if not mine.joinpath(data.ABOUT).exists():
+            mine.mkdir(exist_ok=True)
+            mine.joinpath(data.ABOUT).write_text("theirs")
+
+    with pytest.raises(RunError, match="another run made these files"):
+        data.generate(mine, of, toy.weights(4), meanwhile)
+    assert [path.name for path in mine.iterdir()] == [data.ABOUT] and mine.joinpath(data.ABOUT).read_text() == "theirs"
+
+
+@pytest.mark.promise("INF-8")
 def test_a_library_larger_than_memory_says_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "available_bytes", lambda: 100 * ROW)
     with pytest.raises(MachineError, match="are free") as refused:
@@ -525,7 +552,7 @@ def test_a_log_that_a_full_disk_cuts_off_fails_the_test(
 
     monkeypatch.setattr(logs, "read", cut_then_read)
     made = search.Search({}, None)
-    rate, broken = search.server(held, load("Server", 10_000.0), made, search.SHORT, tmp_path, lambda text: None)
+    rate, broken = search.server(held, load("Server", 10_000.0), made, search.Effort(0.1), tmp_path, lambda text: None)
     assert broken is not None and broken.failure is not None and "cut off" in broken.failure.found and made.trials == []
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOADED_BYTES, PIECE_BYTES, MEMORY_SHARE = 4 << 20, 1 << 20, 0.7
 # Batches of a query's samples that are fetched ahead of the one that is computed.
 AHEAD = 3
+RESTORE = "restore it, or forebay infer datagen into another --dir; then run again"
 
 
 class Link:
@@ -122,6 +123,18 @@ class Library:
     def path(self) -> Path:
         return self.folder / data.SAMPLES
 
+    def refuse_cut(self) -> os.stat_result:
+        """Raises RunError where the file, which was whole as the run began, isn't there or isn't whole any more."""
+        wanted, next = self.about.samples * self.row_bytes, RESTORE
+        try:
+            there = os.stat(self.path)
+        except OSError as error:
+            raise RunError(f"the samples {self.path}", f"{error.strerror}; it was there as the run began", next) from None
+        if there.st_size < wanted:
+            found = f"the file had {whole(wanted)} bytes as the run began, and has {whole(there.st_size)} now"
+            raise RunError(f"the samples {self.path}", found, next)
+        return there
+
     def together(self) -> int:
         """Samples that the loader takes as one row: in their order nothing is gained by short ones."""
         most = max(1, PIECE_BYTES // self.row_bytes)
@@ -129,6 +142,7 @@ class Library:
 
     def loader(self) -> Any:
         """Our loader over the samples as they lie, closed by who asked for it."""
+        self.refuse_cut()
         bytes_ = self.together() * self.row_bytes
         from forebay.feed import rows
         from forebay.feed.verb import in_flags
@@ -227,7 +241,7 @@ class FromStorage(Library):
         self.load_s = 0.0
         self.load_bytes = 0
         self._batch = batch
-        self._stamp = self._stamped()
+        self._stamp = self._stamped(self.refuse_cut())
         # By the GPU where it may: how long a read takes counts for nothing, as it is asked for ahead, and what processors copy
         # they copy beside LoadGen and the model's launches.
         way = self.way if self.memory.device != "cpu" else "auto"
@@ -236,8 +250,7 @@ class FromStorage(Library):
         self.ways = {"direct": 0, "staged": 0, "mapped": 0}
         self.reads = 0
 
-    def _stamped(self) -> tuple[int, int, int, int]:
-        there = os.stat(self.path)
+    def _stamped(self, there: os.stat_result) -> tuple[int, int, int, int]:
         return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
     def load(self) -> None:
@@ -246,7 +259,8 @@ class FromStorage(Library):
     def changed(self) -> RunError | None:
         """The error of a file that isn't the one that was opened, or was written to since."""
         try:
-            found = "it was written to, or replaced, while queries read it" if self._stamped() != self._stamp else None
+            same = self._stamped(os.stat(self.path)) == self._stamp
+            found = None if same else "it was written to, or replaced, while queries read it"
         except OSError as error:
             found = f"it was taken away while queries read it ({error.strerror})"
         return RunError(f"the samples {self.path}", found, "run again once nothing writes to it") if found else None
@@ -300,7 +314,7 @@ def cut_short(error: ForebayError, path: Path, file: Any, what: str, at: int, wa
     if there >= wanted:
         return error
     found = f"begins at byte {whole(at)}; the file had {whole(wanted)} bytes as the run began, and has {whole(there)} now"
-    return RunError(f"{what} of {path}", found, "restore it, or forebay infer datagen into another --dir; then run again")
+    return RunError(f"{what} of {path}", found, RESTORE)
 
 
 def gib_s(count: float, seconds: float) -> float | None:

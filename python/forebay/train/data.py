@@ -283,6 +283,8 @@ def files_together(folder: Path, names: Sequence[str]) -> Iterator[list[Any]]:
             for part, name in zip(parts, names, strict=True):
                 part.name(folder / name)
                 named.append(name)
+    except FileExistsError as error:
+        raise RunError(f"write {folder}", "another run made these files meanwhile", "run again") from error
     except OSError as error:
         raise RunError(f"write {folder}", str(error.strerror or error), "df -h; another --dir") from error
     finally:
