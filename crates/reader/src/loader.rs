@@ -263,7 +263,7 @@ impl Loader {
             fills: None,
         };
         let step = table.columns().iter().map(|column| column.step).max().unwrap_or(0);
-        let cold = fill::decide(&table, spec.cache, shuffle, share.world, step);
+        let cold = fill::decide(&table, spec.cache, shuffle, share.world, step, spec.memory.gpu().is_some());
         if cold.fills {
             table.files().for_each(|reader| reader.read_by_huge_pages(true));
             inner.fills = Some(Fills::default());

@@ -27,7 +27,7 @@ const RANDOM_READ_BYTES: u64 = 32 << 10;
 /// What becomes of data that isn't cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheUse {
-    /// `Fill` where the files fit in memory, or ranks share blocks; else `Bypass`.
+    /// `Fill` where the files fit in memory, or ranks share blocks; else, and into a GPU, `Bypass`.
     #[default]
     Auto,
     /// It is read into the page cache.
@@ -65,7 +65,14 @@ impl Decision {
 }
 
 /// Decides whether what isn't cached is read into the page cache. `step`: bytes from one row to the next.
-pub(super) fn decide(table: &Table, asked: CacheUse, shuffle: Shuffle, world: u64, step: u64) -> Decision {
+pub(super) fn decide(
+    table: &Table,
+    asked: CacheUse,
+    shuffle: Shuffle,
+    world: u64,
+    step: u64,
+    into_gpu: bool,
+) -> Decision {
     let able = table.all_are_files() && table.files().all(|reader| reader.can_fill_cache());
     let (fills, why) = match asked {
         CacheUse::Bypass => (false, "cache=\"bypass\"".to_string()),
@@ -74,6 +81,8 @@ pub(super) fn decide(table: &Table, asked: CacheUse, shuffle: Shuffle, world: u6
             "it can't be filled by mapped ranges here, or the system doesn't tell what is cached".into(),
         ),
         CacheUse::Fill => (true, "cache=\"fill\"".to_string()),
+        // A GPU takes them without a copy of a processor's.
+        CacheUse::Auto if into_gpu => (false, "samples go past it into a GPU".to_string()),
         CacheUse::Auto => {
             let bytes = table.files().filter_map(|reader| reader.bytes().ok()).sum();
             let close = world.saturating_mul(step) <= RANDOM_READ_BYTES;
