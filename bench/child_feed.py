@@ -434,7 +434,7 @@ def forebay_cold(case: Case) -> Iterator[int]:
     """From the disk, past the page cache, which lets go of the file before each epoch."""
     from forebay.torch import Loader
 
-    loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0", cache="bypass")
+    loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0")
     while True:
         forget(case.file)
         for batch in loader:
