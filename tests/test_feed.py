@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -471,7 +472,7 @@ def test_a_file_that_changes_under_an_epoch_is_an_error_that_names_it(tmp_path: 
         with name.open("r+b") as file:
             file.write(b"x")
         os.utime(name, (1, 1))
-    with pytest.raises(RunError, match="rows.bin.*changed"):
+    with pytest.raises(RunError, match="(?s)rows.bin.*changed.*a new Loader"):
         for batch in loader:
             del batch
 
@@ -493,6 +494,19 @@ def test_a_file_whose_name_another_takes_is_an_error_and_one_that_is_deleted_is_
         else:
             name.unlink()
             assert first.rows + sum(batch.rows for batch in loader) == len(table)
+
+
+@pytest.mark.promise("FEED-9")
+def test_a_file_that_changed_since_its_data_set_was_made_is_refused(tmp_path: Path, table: Any) -> None:
+    path = tmp_path / "x"
+    for change in (lambda: os.truncate(path, 40 * ROW.itemsize), lambda: os.utime(path, ns=(0, 0)), path.touch):
+        table[:50].tofile(path)
+        of = feed.rows(path, ROW)
+        assert feed.Loader(of, 8).take().rows == 8
+        time.sleep(0.02)
+        change()
+        with pytest.raises(RequestError, match=f"{re.escape(str(path))}: it changed"):
+            feed.Loader(of.only(["label"]), 8)
 
 
 @pytest.mark.promise("FEED-9")

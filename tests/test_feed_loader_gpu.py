@@ -163,6 +163,12 @@ except MachineError as error:
     assert "bytes of gpu:0 memory for a batch" in str(error) and "batch_size" in str(error), error
 else:
     sys.exit("there was enough")
+try:
+    feed.Loader(data, 500, device="cuda:99")
+except RequestError as error:
+    assert error.next == 'device="cuda:0"', error
+else:
+    sys.exit("there is no such GPU")
 """,
         "memory=3000000",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -100,15 +101,25 @@ class Dataset:
     columns   (bytes, step) each: bytes of a sample that are read together, and the distance from one sample to the next
     fields    the named numbers of a sample
     identity  64 bits of a hash over the files' names (without folders) and sizes, and the layout of a sample
+    stamps    of the files, when they were looked at
     """
 
     parts: tuple[Part, ...]
     columns: tuple[tuple[int, int], ...]
     fields: tuple[Field, ...]
     identity: int
+    stamps: tuple[tuple[str, int, int], ...] = ()
 
     def __len__(self) -> int:
         return sum(part.rows for part in self.parts)
+
+    def check_unchanged(self) -> None:
+        """Raises RequestError for a file that isn't as it was: samples may lie elsewhere in it."""
+        now = stamps_of([name for name, _, _ in self.stamps])
+        for (name, bytes_, _), new in zip(self.stamps, now, strict=True):
+            if new not in self.stamps:
+                found = f"it changed: {bytes_} bytes when the data set was made, {new[1]} now"
+                raise RequestError(f"samples of {name}", found, "a data set of the files as they are")
 
     def only(self, names: Iterable[str]) -> Dataset:
         """The data set of these fields alone: of each sample only their bytes are read. Raises RequestError."""
@@ -141,7 +152,7 @@ class Dataset:
         parts = tuple(
             replace(part, begins=tuple(part.begins[column] + offset for column, offset in origin)) for part in self.parts
         )
-        return Dataset(parts, tuple(columns), tuple(fields), self.identity)
+        return Dataset(parts, tuple(columns), tuple(fields), self.identity, self.stamps)
 
     @staticmethod
     def _touches(
@@ -264,6 +275,17 @@ def indexed(index: Callable[..., Any], name: str, *settings: Any, part: str | No
         raise
 
 
+def stamps_of(names: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
+    """Name, bytes and time of the last change of each file that can be looked at."""
+    found = []
+    for name in dict.fromkeys(names):
+        with contextlib.suppress(OSError, ValueError):  # whoever opens it says why
+            at = os.stat(name)
+            if stat.S_ISREG(at.st_mode):
+                found.append((name, at.st_size, at.st_mtime_ns))
+    return tuple(found)
+
+
 def names_of(columns: Any, known: Iterable[str] = ()) -> list[str] | None:
     """Names of columns, or None for all. Raises RequestError where it is no list of any."""
     if columns is None:
@@ -293,6 +315,7 @@ def rows(paths: Paths, schema: Any, *, start: int = 0) -> Dataset:
     """
     names = files_of(paths)
     row_bytes, fields = fields_of(schema)
+    stamps = stamps_of(names)
     sizes = [size_of(name) for name in names]
     start = check_whole(start, "start")
     if not start:
@@ -307,7 +330,7 @@ def rows(paths: Paths, schema: Any, *, start: int = 0) -> Dataset:
             raise RequestError(asked, found, "the file's own row size, or start=BYTES of a header")
         parts.append(Part(None if is_nothing(name) else name, count, (start,)))
     layout = [row_bytes, start, [[f.name, f.offset, f.typestr, list(f.shape)] for f in fields]]
-    whole = Dataset(tuple(parts), ((row_bytes, row_bytes),), tuple(fields), identity_of(names, sizes, layout))
+    whole = Dataset(tuple(parts), ((row_bytes, row_bytes),), tuple(fields), identity_of(names, sizes, layout), stamps)
     aligned = all(Dataset._is_aligned(field, (row_bytes, row_bytes)) for field in fields)
     return whole if aligned else whole._cut(fields)
 
@@ -381,6 +404,7 @@ def npy(paths: Paths) -> Dataset:
     import numpy as np
 
     names, parts, sizes = files_of(paths, (".npy",)), [], []
+    stamps = stamps_of(names)
     kinds: dict[tuple[Any, tuple[int, ...]], str] = {}
     for name in names:
         sizes.append(size_of(name))
@@ -402,7 +426,7 @@ def npy(paths: Paths) -> Dataset:
     if dtype.names is not None and shape:
         raise RequestError(f"samples of {names[0]}", "records in more than one dimension", "forebay.feed.rows with start=")
     identity = identity_of(names, sizes, ["npy", str(dtype), list(shape)])
-    whole = Dataset(tuple(parts), ((row_bytes, row_bytes),), tuple(fields), identity)
+    whole = Dataset(tuple(parts), ((row_bytes, row_bytes),), tuple(fields), identity, stamps)
     aligned = all(Dataset._is_aligned(field, (row_bytes, row_bytes)) for field in fields)
     return whole if aligned else whole._cut(fields)
 
@@ -414,6 +438,7 @@ def safetensors(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
     Raises RequestError.
     """
     names, sizes, parts = files_of(paths, (".safetensors",)), [], []
+    stamps = stamps_of(names)
     wanted = names_of(columns)
     layout: list[tuple[str, str, tuple[int, ...]]] | None = None
     for name in names:
@@ -444,7 +469,7 @@ def safetensors(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
         fields.append(field)
         spans.append((field.bytes, field.bytes))
     identity = identity_of(names, sizes, ["safetensors", [[t, d, list(s)] for t, d, s in layout]])
-    return Dataset(tuple(parts), tuple(spans), tuple(fields), identity)
+    return Dataset(tuple(parts), tuple(spans), tuple(fields), identity, stamps)
 
 
 def tensors_of(name: str, size: int) -> list[tuple[str, str, tuple[int, ...], int]]:

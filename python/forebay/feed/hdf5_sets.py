@@ -17,6 +17,7 @@ from forebay.feed.dataset import (
     indexed,
     names_of,
     size_of,
+    stamps_of,
 )
 from forebay.feed.parquet_columns import parts_of
 
@@ -31,6 +32,7 @@ def hdf5(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
     import numpy as np
 
     names, sizes, parts = files_of(paths, ENDINGS), [], list[Part]()
+    stamps = stamps_of(names)
     wanted = names_of(columns)
     layout: list[tuple[str, str, tuple[int, ...], int]] | None = None
     for name in names:
@@ -53,4 +55,4 @@ def hdf5(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
         assert made.bytes == row_bytes
         fields.append(Field(field, number, 0, made.code, made.bits, made.typestr, made.shape))
     identity = identity_of(names, sizes, ["hdf5", [[field, item, list(shape)] for field, item, shape, _ in layout]])
-    return Dataset(tuple(parts), tuple((width, width) for *_, width in layout), tuple(fields), identity)
+    return Dataset(tuple(parts), tuple((width, width) for *_, width in layout), tuple(fields), identity, stamps)

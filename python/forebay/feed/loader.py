@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from forebay import _core
-from forebay.errors import MachineError, RequestError
+from forebay.errors import MachineError, RequestError, RunError
 from forebay.feed.dataset import UNNAMED, Dataset, Field, Part, open_dataset
 from forebay.feed.samples import Ahead, Samples
 from forebay.rows import check_whole
@@ -123,9 +123,14 @@ class Loader:
                 limit=None if pin_limit is None or differ else at_least(1, pin_limit, "pin_limit"),
                 cache=str(cache),
             )
-        except MachineError as error:
+        except (MachineError, RequestError) as error:
+            table.check_unchanged()
             error.next = error.next.replace('path="host" needs no GPU', 'device="cpu" needs none')
+            if error.asked.startswith("GPU "):
+                error.next = re.sub(r"(?:--gpu |gpu=)(\d+)", r'device="cuda:\1"', error.next)
             raise
+        # Its files are open now.
+        table.check_unchanged()
         ahead = None if prefetch is None else at_least(1, prefetch, "prefetch")
         limit = None if pin_limit is None else at_least(1, pin_limit, "pin_limit")
         self._ahead = Ahead(self.dataset, self._loader, self.batch_size, ahead, limit) if differ else None
@@ -151,7 +156,13 @@ class Loader:
         return batch if batch is None or self.transform is None else self.transform(batch)
 
     def _take(self) -> Any:
-        return self._loader.next() if self._ahead is None else self._ahead.take()
+        try:
+            return self._loader.next() if self._ahead is None else self._ahead.take()
+        except RunError as error:
+            # A read may be done again; a loader's files are those that it was made for.
+            if "it changed while it was read" in error.found:
+                error.next = "a new Loader of the files as they are"
+            raise
 
     def _position(self) -> tuple[int, int]:
         """Epoch, and position up to which all ranks were handed samples."""

@@ -19,6 +19,7 @@ from forebay.feed.dataset import (
     indexed,
     names_of,
     size_of,
+    stamps_of,
 )
 from forebay.feed.samples import Samples, digest, stamp_of
 
@@ -39,6 +40,7 @@ def npz(paths: Paths, columns: Iterable[str] | None = None, *, each: str = "row"
     if each not in ("row", "file"):
         raise RequestError(f"each={each!r}", "is neither row nor file", 'each="file"')
     names = files_of(paths, ENDINGS)
+    stamps = stamps_of(names)
     wanted = names_of(columns)
     found = [(name, arrays_of(name, wanted)) for name in names]
     fields = [array for array, _, _ in found[0][1]]
@@ -47,7 +49,7 @@ def npz(paths: Paths, columns: Iterable[str] | None = None, *, each: str = "row"
         if has != fields:
             said = f"it has {', '.join(has)}, and {names[0]} {', '.join(fields)}"
             raise RequestError(f"the arrays of {name}", said, "columns=[…] of arrays that every file has")
-    return as_rows(found) if each == "row" else as_files(found)
+    return as_rows(found, stamps) if each == "row" else as_files(found)
 
 
 def arrays_of(name: str, wanted: list[str] | None) -> Members:
@@ -69,7 +71,7 @@ def arrays_of(name: str, wanted: list[str] | None) -> Members:
     return found
 
 
-def as_rows(files: list[tuple[str, Members]]) -> Dataset:
+def as_rows(files: list[tuple[str, Members]], stamps: tuple[tuple[str, int, int], ...]) -> Dataset:
     """A row of all arrays is a sample."""
     import numpy as np
 
@@ -108,7 +110,7 @@ def as_rows(files: list[tuple[str, Members]]) -> Dataset:
     columns = tuple((field.bytes, field.bytes) for field in fields)
     names = [name for name, _ in files]
     identity = identity_of(names, sizes, ["npz", [[array, str(dtype), list(shape)] for array, dtype, shape in layout]])
-    return Dataset(tuple(parts), columns, tuple(fields), identity)
+    return Dataset(tuple(parts), columns, tuple(fields), identity, stamps)
 
 
 def as_files(files: list[tuple[str, Members]]) -> Samples:

@@ -17,6 +17,7 @@ from forebay.feed.dataset import (
     indexed,
     names_of,
     size_of,
+    stamps_of,
 )
 
 ENDINGS = (".parquet",)
@@ -40,6 +41,7 @@ def parquet(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
     Raises RequestError: no Parquet, or a column that is anything else, by its name.
     """
     names, sizes, parts = files_of(paths, ENDINGS), [], []
+    stamps = stamps_of(names)
     wanted = names_of(columns)
     layout: list[tuple[str, str, int]] | None = None
     for name in names:
@@ -63,7 +65,7 @@ def parquet(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
         fields.append(Field(column, number, 0, code, bits, typestr, () if kind in TYPES else (width,)))
         assert fields[-1].bytes == width == prod(fields[-1].shape) * bits // 8
     identity = identity_of(names, sizes, ["parquet", [list(reported) for reported in layout]])
-    return Dataset(tuple(parts), tuple((width, width) for *_, width in layout), tuple(fields), identity)
+    return Dataset(tuple(parts), tuple((width, width) for *_, width in layout), tuple(fields), identity, stamps)
 
 
 def parts_of(name: str, columns: list[Runs], widths: list[int]) -> list[Part]:
