@@ -33,14 +33,14 @@ class Ideal:
 
     runs: list[tuple[str, str, float | None]] = []
     template: dict[str, Any] = {}
-    peak_of, fail_at, stop_at, slow_memory = PEAK, 0, 0, False
+    peak_of, fail_at, stop_at, part_at, slow_memory = PEAK, 0, 0, 0, False
 
     def __init__(self, asked: Any, model: str) -> None:
         self.asked, self.model, self.device = asked, model, "cuda:0"
         self.about = SimpleNamespace(row_bytes=BYTES, weights_bytes=GIB)
         self._draw = random.Random(5)
 
-    begin = inference.Subject.begin
+    begin, _own = inference.Subject.begin, inference.Subject._own
 
     def run(
         self, mode: str, scenario: str, of: supply.Supply, seconds: float, target: float | None = None,
@@ -71,7 +71,7 @@ class Ideal:
             low = 0.9 * rate
             tried = [{"queries_per_s": low * step, "passed": step <= 1, "p99_ms": 4.0} for step in (1.02, 1.0, 1.25, 1.05)]
             record["infer"].update(expected_per_s=low, search=tried, valid=rate > self.peak_of / 100)
-        return SimpleNamespace(interrupted=False), record
+        return SimpleNamespace(interrupted=len(Ideal.runs) == self.part_at), record
 
     def close(self) -> None:
         """Nothing is held."""
@@ -95,7 +95,7 @@ def ideal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, template: dict[str, A
     monkeypatch.setattr(Ideal, "template", template)
     monkeypatch.setattr(inference, "Subject", Ideal)
     monkeypatch.setattr(rules, "loadgen", lambda: None)
-    for name in ("fail_at", "stop_at"):
+    for name in ("fail_at", "stop_at", "part_at"):
         monkeypatch.setattr(Ideal, name, 0)
     monkeypatch.setattr(Ideal, "runs", [])
     return Ideal
@@ -196,6 +196,21 @@ def test_a_broken_off_sweep_goes_on_where_it_was(ideal: type[Ideal], capsys: Any
     assert found["finished_before"] == 6 and found["finished"] == 16 and len(ideal.runs) == 9 + 10
     code, _, err = typed(capsys, "sweep", "inference-drives", "models", *some, "--seconds", "1", "-o", "out.jsonl")
     assert code == 2 and "seconds: 2.0 → 1" in err
+
+
+@pytest.mark.promise("INF-15")
+@pytest.mark.parametrize("at", [1, 2])
+def test_what_an_interrupt_left_of_the_models_own_rate_scales_nothing(
+    ideal: type[Ideal], capsys: Any, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    some = ("--models", "toy", "--drives-of", "d7-ps1010", "--rounds", "1")
+    monkeypatch.setattr(ideal, "part_at", at)
+    found = swept(capsys, *some, expected=130)
+    assert found["interrupted"] and found["finished"] == 0 and len(ideal.runs) == at
+    monkeypatch.setattr(ideal, "part_at", 0)
+    found = swept(capsys, *some)
+    # Measured anew, of which the first time nothing was kept.
+    assert found["finished_before"] == 0 and found["finished"] == 20 and len(ideal.runs) == at + 2 + 20
 
 
 @pytest.mark.promise("INF-15")

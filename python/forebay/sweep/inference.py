@@ -246,24 +246,30 @@ class Subject:
         asked, seconds = self.asked, self.asked.seconds_of(self.model)
         scenarios = [name for name in asked.scenarios if name in rules.MODELS[self.model].scenarios]
         first_s = min(seconds, 2.0)
-        _, record = self.run(scaling.RAM, "Offline", supply.Supply(None), first_s)
-        peak = record["infer"]["samples_per_s"]
+        part = self._own("Offline", first_s)
+        peak = part["samples_per_s"]
         # A rate of few batches is of their edges, too.
-        if (longer := models.peak_s(record["infer"]["batch"], peak)) > first_s:
-            _, record = self.run(scaling.RAM, "Offline", supply.Supply(None), longer, peak=peak, expected=OF_SUPPLY * peak)
-            peak = record["infer"]["samples_per_s"]
+        if (longer := models.peak_s(part["batch"], peak)) > first_s:
+            peak = self._own("Offline", longer, peak=peak, expected=OF_SUPPLY * peak)["samples_per_s"]
         own: dict[str, Any] = {"samples_per_s": peak, "factor": None, "server_per_s": None}
         need = peak * self.about.row_bytes / GIB
         if asked.scale_to_peak:
             own["factor"] = need / NEED_GIB_S
         reported = f"{self.model}: own peak {whole(peak)} samples/s, {significant(need)} GiB/s"
         if "Server" in scenarios:
-            _, record = self.run(scaling.RAM, "Server", supply.Supply(None), min(seconds, 5.0), peak=peak)
-            own["server_per_s"] = OF_HIGHEST * record["infer"]["expected_per_s"]
+            own["server_per_s"] = OF_HIGHEST * self._own("Server", min(seconds, 5.0), peak=peak)["expected_per_s"]
             reported += f"; Server is asked at {significant(own['server_per_s'])} queries/s"
         frozen["peaks"][self.model] = own
         results.append(models.header(asked, frozen))
         click.echo(reported + (f"; supplies scaled by {significant(own['factor'])}" if own["factor"] else ""), err=True)
+
+    def _own(self, scenario: str, seconds: float, **known: Any) -> dict[str, Any]:
+        """Part `infer` of a run in memory. What an interrupt left of one is no rate to scale by: KeyboardInterrupt."""
+        run, record = self.run(scaling.RAM, scenario, supply.Supply(None), seconds, **known)
+        if run.interrupted:
+            raise KeyboardInterrupt
+        part: dict[str, Any] = record["infer"]
+        return part
 
     def close(self) -> None:
         if self._model is not None:
@@ -305,7 +311,8 @@ def _one(
                 trials.unlink(missing_ok=True)
         part = record["infer"]
         answered = part["queries_per_s"] if not highest else part["expected_per_s"] if part["valid"] else None
-        return record, interrupted, f"{significant(rate)} GiB/s  " + (f"{whole(answered)}/s" if answered else "no rate")
+        none = "broken off" if interrupted else "no rate"
+        return record, interrupted, f"{significant(rate)} GiB/s  " + (f"{whole(answered)}/s" if answered else none)
 
     return models.line_of(asked, point, number, name, more, measure)
 
