@@ -31,7 +31,7 @@ def register() -> None:
 
         def load_weights(self, model: Any, model_config: Any) -> None:
             name = getattr(model_config, "model_weights", None) or model_config.model
-            loaded = model.load_weights(self._all(model, name, model_config.revision))
+            loaded = model.load_weights(decoded(self._all(model, name, model_config.revision)))
             if loaded is not None and getattr(model_config, "quantization", None) is None:
                 check_whole(model, set(loaded), name)
 
@@ -45,13 +45,33 @@ def register() -> None:
         def _folder(self, name: str, revision: str | None) -> Path:
             if Path(name).is_dir():
                 return Path(name)
-            from vllm.model_executor.model_loader.weight_utils import download_weights_from_hf
+            from vllm.model_executor.model_loader import weight_utils
 
-            config = self.load_config
-            more = {"ignore_patterns": config.ignore_patterns}
-            return Path(download_weights_from_hf(name, config.download_dir, [FILES], revision, **more))
+            config, found = self.load_config, None
+            # Where ModelScope is used in place of Hugging Face's hub.
+            if hasattr(weight_utils, "maybe_download_from_modelscope"):
+                found = weight_utils.maybe_download_from_modelscope(name, revision)
+            if found is None:
+                more = {"ignore_patterns": config.ignore_patterns}
+                found = weight_utils.download_weights_from_hf(name, config.download_dir, [FILES], revision, **more)
+                if len(list(Path(found).glob(FILES))) > 1:
+                    # It says which of them are one model: some have its weights a second time, consolidated.
+                    weight_utils.download_safetensors_index_file_from_hf(
+                        name, INDEX, cache_dir=config.download_dir, revision=revision
+                    )
+            return Path(found)
 
     model_loader.register_model_loader(FORMAT)(Loader)
+
+
+def decoded(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Names and tensors, with vLLM's own decoding of those that it knows compressed: scales of NVFP4."""
+    try:
+        from vllm.model_executor.model_loader.csf_scales import decode_csf_scale_streams
+    except ImportError:  # a vLLM that has none
+        return pairs
+    unpacked: Iterator[tuple[str, Any]] = decode_csf_scale_streams(pairs)
+    return unpacked
 
 
 def check_whole(model: Any, loaded: set[str], name: str) -> None:

@@ -152,8 +152,47 @@ def test_vllm_gets_a_load_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         loader.load_weights(Model(), whole)
 
 
-def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("vllm", "vllm.model_executor", "vllm.model_executor.model_loader", "vllm.model_executor.model_loader.base_loader")
+@pytest.mark.promise("FEED-16")
+def test_vllm_fetches_the_index_with_the_weights_and_decodes_what_it_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forebay import vllm as ours
+
+    names = _registry(monkeypatch)
+    ours.register()
+    peer.save_file({"w": torch.ones(2)}, tmp_path / "model-1.safetensors")
+    peer.save_file({"w.packed": torch.ones(3)}, tmp_path / "model-2.safetensors")
+    peer.save_file({"w": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    asked: list[tuple[Any, ...]] = []
+
+    def weights(name: str, cache_dir: Any, patterns: list[str], revision: Any, *, ignore_patterns: Any) -> str:
+        asked.append((name, patterns, revision))
+        return str(tmp_path)
+
+    def index(name: str, index_file: str, cache_dir: Any, revision: Any = None) -> None:
+        asked.append((name, index_file, revision))
+        listed = {"weight_map": {"w": "model-1.safetensors", "w.packed": "model-2.safetensors"}}
+        (tmp_path / index_file).write_text(json.dumps(listed))
+
+    utils, scales = names["weight_utils"], names["csf_scales"]
+    utils.download_weights_from_hf, utils.download_safetensors_index_file_from_hf = weights, index  # type: ignore[attr-defined]
+    utils.maybe_download_from_modelscope = lambda name, revision: None  # type: ignore[attr-defined]
+    scales.decode_csf_scale_streams = lambda pairs: ((name.removesuffix(".packed"), one) for name, one in pairs)  # type: ignore[attr-defined]
+    from vllm.model_executor import model_loader
+
+    config = types.SimpleNamespace(load_format="forebay", download_dir=None, ignore_patterns=[])
+    given: list[tuple[str, int]] = []
+    model = types.SimpleNamespace(load_weights=lambda pairs: given.extend((name, len(one)) for name, one in pairs))
+    made = model_loader._LOAD_FORMAT_TO_MODEL_LOADER["forebay"](config)
+    made.load_weights(model, types.SimpleNamespace(model="some/model", revision="r"))
+    assert given == [("w", 2), ("w", 3)]
+    assert asked == [("some/model", ["*.safetensors"], "r"), ("some/model", "model.safetensors.index.json", "r")]
+
+
+def _registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, types.ModuleType]:
+    loader = "vllm.model_executor.model_loader"
+    parts = ("base_loader", "weight_utils", "csf_scales")
+    names = ("vllm", "vllm.model_executor", loader, *(f"{loader}.{part}" for part in parts))
     made = {name: types.ModuleType(name) for name in names}
     for name, module in made.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -171,3 +210,4 @@ def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
     made[names[2]].register_model_loader, made[names[2]]._LOAD_FORMAT_TO_MODEL_LOADER = register, loaders  # type: ignore[attr-defined]
     made[names[3]].BaseModelLoader = Base  # type: ignore[attr-defined]
+    return {part: made[f"{loader}.{part}"] for part in parts}
