@@ -189,6 +189,11 @@ def test_features_of_a_graph_are_rows_of_files(geometric: Any, files: list[Path]
     assert (store.get_tensor(attr("paper", "x", slice(5, 9))) == TABLE[5:9]).all()
     assert (store.get_tensor(attr("paper", "x", None)) == TABLE).all()
     assert (store.get_tensor(attr("paper", "x", 7)) == TABLE[7]).all()
+    mask = np.arange(sum(COUNTS)) % 3 == 1
+    of_torch = sys.modules["torch"].from_numpy if hasattr(geometric, "Data") else np.asarray
+    assert (store.get_tensor(attr("paper", "x", of_torch(mask))) == TABLE[mask]).all()
+    with pytest.raises(RequestError, match="a mask of shape"):
+        store.get_tensor(attr("paper", "x", of_torch(mask[1:])))
     with pytest.raises(RequestError, match="there are 'paper', 'x', 'paper', 'first'"):
         store.get_tensor(attr("paper", "y", asked))
     # Files are read, and stay what they are.

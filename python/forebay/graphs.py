@@ -67,6 +67,12 @@ class FeatureStore(Interface):
     def _get_tensor(self, attr: TensorAttr) -> Any:
         rows = self._rows(attr)
         index = attr.index
+        if str(getattr(index, "dtype", "")) in ("bool", "torch.bool"):
+            # A mask of all nodes, such as those of training.
+            if tuple(index.shape) != (len(rows),):
+                found = f"a mask of shape {tuple(index.shape)}, and there are {len(rows)} rows"
+                raise RequestError(f"features {attr.attr_name!r} of {attr.group_name!r}", found, "a truth value for each row")
+            index = index.nonzero()[0] if str(index.dtype) == "bool" else index.nonzero().flatten()
         return rows[slice(None) if index is None else index]
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
