@@ -247,7 +247,7 @@ impl Request {
             self.copied_to_host = table.to.gpu().is_none() && reader.whole().is_some();
             self.workers_max = if self.copied_to_host { reader.to_host() } else { ALL_MAX };
         }
-        self.table = Some(table);
+        self.table = Some(if self.copied_to_host { table.in_short_parts() } else { table });
     }
 
     /// Long ranges to host memory, many reads at a time by few workers: the others copy meanwhile.
