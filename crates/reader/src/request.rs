@@ -16,7 +16,7 @@ use forebay_model::Error;
 use rustix::fd::OwnedFd;
 use std::ops::Range as Span;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -117,7 +117,7 @@ pub struct Request {
     pub(super) after: Vec<Mutex<CudaEvent>>,
     dropped: AtomicBool,
     /// Number of workers that may bring its parts: the first ones.
-    workers_max: usize,
+    workers_max: AtomicUsize,
     copied_to_host: bool,
     /// Its ranges are read into the page cache: their places are those of the mapping.
     fills_cache: bool,
@@ -167,7 +167,7 @@ impl Request {
         let mut request = Request::new(source, ranges, after, workers, windows);
         let bytes = ranges.iter().map(|r| r.bytes).sum();
         if let Some(workers) = reader.copied_at_full_rate(bytes).filter(|_| windows.is_none()) {
-            request.workers_max = workers;
+            request.workers_max = workers.into();
         }
         request.mixes = AtomicBool::new(windows.is_some() && reader.mixes(bytes));
         request.noted = if windows.is_none() { reader.note_ranges(ranges) } else { None };
@@ -228,7 +228,7 @@ impl Request {
                 let hands = if to.gpu().is_some() { reader.hands() } else { workers };
                 let mut request = Request::of_ranges(reader, &ranges, after, hands)?;
                 if hands > workers && request.noted.is_none() {
-                    request.workers_max = ALL_MAX;
+                    request.workers_max = ALL_MAX.into();
                 }
                 request.noted = noted.or(request.noted);
                 return Ok(Arc::new(request));
@@ -245,7 +245,7 @@ impl Request {
     fn set_table(&mut self, reader: &Reader, table: Table) {
         if matches!(table.fetch, Fetch::Processors(_)) {
             self.copied_to_host = table.to.gpu().is_none() && reader.whole().is_some();
-            self.workers_max = if self.copied_to_host { reader.to_host() } else { ALL_MAX };
+            self.workers_max = if self.copied_to_host { reader.to_host() } else { ALL_MAX }.into();
         }
         self.table = Some(if self.copied_to_host { table.in_short_parts() } else { table });
     }
@@ -258,7 +258,7 @@ impl Request {
         let before = reader.stamp()?;
         let cut = cut_for_queue(ranges);
         let mut request = Request::of_parts(Source::new(reader, before), cut, Vec::new());
-        request.workers_max = (processors::threads() / 4).max(1);
+        request.workers_max = (processors::threads() / 4).max(1).into();
         Ok(Arc::new(request))
     }
 
@@ -276,7 +276,7 @@ impl Request {
         let parts = parts.map(|at| at as u32).collect();
         let source = Source::new(reader, reader.stamp()?);
         let mut request = Request::of_parts(source, (pieces, parts), Vec::new());
-        request.workers_max = 1;
+        request.workers_max = 1.into();
         request.fills_cache = true;
         Ok(Arc::new(request))
     }
@@ -305,7 +305,7 @@ impl Request {
         let fetch = kernel.map_or(Fetch::Processors(None), Fetch::Gpu);
         let mut table = Table::new(fetch, (Numbers::Here(numbers.into()), rows), layout, to);
         table.memory = Some(memory);
-        request.workers_max = if to.gpu().is_some() { ALL_MAX } else { reader.to_host() };
+        request.workers_max = if to.gpu().is_some() { ALL_MAX } else { reader.to_host() }.into();
         if uncached {
             request.counts.uncached.store(table.bytes(), Ordering::Relaxed);
         }
@@ -460,7 +460,7 @@ impl Request {
         let mut request = Request::new(Source::new(reader, before), &[], after, 1, None);
         let pages = Pages::new((by, scatter), gpu, blocks);
         if matches!(pages.by, By::Processors) {
-            request.workers_max = TO_PAGES_MAX;
+            request.workers_max = TO_PAGES_MAX.into();
         }
         request.state.get_mut().expect("nobody has it").left = pages.parts_by_group();
         request.pages = Some(pages);
@@ -509,7 +509,7 @@ impl Request {
             counts: Counts::default(),
             after: after.into_iter().map(Mutex::new).collect(),
             dropped: AtomicBool::new(false),
-            workers_max: WORKERS_MAX,
+            workers_max: AtomicUsize::new(WORKERS_MAX),
             copied_to_host: false,
             fills_cache: false,
             mixes: AtomicBool::new(false),
@@ -548,7 +548,12 @@ impl Request {
 
     /// Number of workers that may bring its parts: the first ones.
     pub(super) fn workers_max(&self) -> usize {
-        self.workers_max
+        self.workers_max.load(Ordering::Relaxed)
+    }
+
+    /// Leaves it to so many workers, beside the thread that asks.
+    pub(super) fn leave_to(&self, workers: usize) {
+        self.workers_max.store(workers, Ordering::Relaxed);
     }
 
     /// Returns whether all of it is copied between a mapping and host memory.

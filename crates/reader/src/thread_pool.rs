@@ -69,7 +69,9 @@ fn bring(request: &Arc<Request>, others: usize) -> Result<(), Error> {
         (0..request.takings()).for_each(|index| worker.serve(request, index));
         return Ok(());
     }
-    queue(request, others)?;
+    // One more would find no processor but the caller's: it is woken for the next request before another has gone to sleep.
+    request.leave_to(others);
+    submit(request)?;
     while let Some(index) = pool().take_of(request, Range::next) {
         worker.serve(request, index);
     }
@@ -85,11 +87,6 @@ fn can_help(request: &Request) -> bool {
 
 /// Queues a request; its parts are read in order, as workers come free.
 pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
-    queue(request, request.workers_max())
-}
-
-/// As `submit`; at most so many workers are woken for it.
-fn queue(request: &Arc<Request>, most: usize) -> Result<(), Error> {
     let parts = request.takings();
     if parts == 0 {
         return Ok(());
@@ -100,7 +97,7 @@ fn queue(request: &Arc<Request>, most: usize) -> Result<(), Error> {
     let mut todo = pool.todo();
     todo.requests.push_back((request.clone(), 0..parts));
     // No more are woken than have something to do.
-    for _ in 0..parts.min(most) {
+    for _ in 0..parts.min(request.workers_max()) {
         let number = todo.idle.trailing_zeros() as usize;
         if number >= request.workers_max() {
             break;
@@ -317,6 +314,7 @@ mod tests {
             to.fill(0);
             let request = helped(&mut to);
             bring(&request, others).unwrap();
+            assert!(others == 0 || request.workers_max() == others, "the caller is one of those that copy");
             request.wait(None);
             assert_eq!(request.outcome().unwrap().staged_bytes, BYTES as u64);
             assert!(to.chunks(512).rev().flatten().eq(&content));
