@@ -441,6 +441,21 @@ def forebay_cold(case: Case) -> Iterator[int]:
             yield batch["data"].numel()
 
 
+def forebay_cold_filling(case: Case) -> Iterator[int]:
+    """From the disk into the page cache. Each epoch is a loader's first: a mapped file stays in the cache."""
+    from forebay.torch import Loader
+
+    while True:
+        with BESIDE:
+            forget(case.file)
+            loader = Loader(rows_of(case), case.batch, shuffle=case.order, device="cuda:0", cache="fill")
+        for batch in loader:
+            yield batch["data"].numel()
+            del batch
+        with BESIDE:
+            loader.close()
+
+
 def forget(file: str) -> None:
     handle = os.open(file, os.O_RDONLY)
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -561,6 +576,7 @@ SIDES = {
     "forebay-mapped": lambda case: forebay_gpu(case, "mapped"),
     "forebay-first": forebay_first,
     "forebay-cold": forebay_cold,
+    "forebay-cold-filling": forebay_cold_filling,
     "forebay-nothing": forebay_nothing,
     "forebay-start": forebay_start,
     "forebay-gpu-2-cores": lambda case: on_two_cores(forebay_gpu, case),

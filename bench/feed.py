@@ -35,6 +35,8 @@ GPU_SAMPLES = ((150_528, 256, 40.0, 100.0), (912, 8192, 27e6, 100.0), (2048, 819
 GPU_FIRST = 30.0
 # On two cores, times the tuned loop's rate. From the disk, of what reads by O_DIRECT reach.
 GPU_FEW, GPU_COLD = 5.0, 0.97
+# CPU ms/GiB of samples from the disk.
+GPU_COLD_COST = 60.0
 # Times one GPU's rate.
 TWO_GPUS = 1.8
 # CPU ns to hand over a batch of nothing; first batches of 10⁸ rows a second.
@@ -176,6 +178,20 @@ def cold_cell(options: argparse.Namespace, children: list[Child], name: str) -> 
     return Cell(name, contenders, [Bound("rate", sides[1:], at_least=GPU_COLD)], ours=sides[0])
 
 
+def cold_blocks_cell(
+    options: argparse.Namespace, children: list[Child], name: str, side: str = "forebay-cold", most: float | None = GPU_COLD_COST
+) -> Cell:
+    """Blocks of short samples beside the disk. What another side has mapped would stay in the page cache: there is none."""
+    contenders = taking_turns(options, children, (side, "direct"), gpu_file(options), (912, 8192), "blocks")
+    bounds = [Bound("rate", ("direct",), at_least=GPU_COLD)]
+    bounds += [Bound("cost", (), at_most=most)] if most is not None else []
+    return Cell(name, contenders, bounds, ours=side)
+
+
+def cold_filling_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
+    return cold_blocks_cell(options, children, name, "forebay-cold-filling", None)
+
+
 def shared_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
     return ranks_cell(options, children, name, {"forebay-rank-0": gpu_file(options), "forebay-rank-1": gpu_file(options)})
 
@@ -212,6 +228,8 @@ def start_cell(options: argparse.Namespace, children: list[Child], name: str) ->
 COSTS: tuple[tuple[str, Callable[[argparse.Namespace, list[Child], str], Cell]], ...] = (
     ("cost: 912-byte samples into a GPU, shuffled, on two cores", few_cell),
     ("cost: 150,528-byte samples into a GPU, from the disk", cold_cell),
+    ("cost: 912-byte samples in blocks into a GPU, from the disk past the page cache", cold_blocks_cell),
+    ("cost: 912-byte samples in blocks into a GPU, from the disk into the page cache", cold_filling_cell),
     ("cost: a batch handed over on a GPU, in order, nothing read", nothing_cell),
     (f"cost: the first batch of {START_ROWS:,} rows on a GPU", start_cell),
 )
