@@ -218,6 +218,14 @@ def test_each_reason_to_be_invalid_names_the_setting_to_change(held: engine.Engi
 
 
 @pytest.mark.promise("INF-5")
+def test_a_short_test_of_a_slow_model_tells_how_many_samples_it_waits_for(held: engine.Engine, tmp_path: Path) -> None:
+    told: list[str] = []
+    outcome = held.test(load("Server", 4000.0), tmp_path, told.append)
+    assert outcome.samples >= 662 and any(" of 662 at least answered" in text for text in told)
+    assert rules.least_samples(load("MultiStream", 1.0)) == 8 * 662
+
+
+@pytest.mark.promise("INF-5")
 def test_a_log_is_read_whatever_it_holds() -> None:
     few = logs.parse(
         '\n:::MLLOG {"key": "result_validity", "value": "INVALID"}\n:::MLLOG {"key": "early_stopping_met", "value": false}\n'

@@ -145,7 +145,7 @@ class Engine:
         threading.Thread(target=run, name="forebay-loadgen", daemon=True).start()
         outcome = Outcome(load)
         try:
-            self._watch(turn, ended, say)
+            self._watch(load, turn, ended, say)
         except KeyboardInterrupt:
             outcome.interrupted = True
         except Broken:
@@ -180,8 +180,10 @@ class Engine:
                     outcome.first_ms, outcome.token_ms = (outcome.log.token_ms(first) for first in (True, False))
         return outcome
 
-    def _watch(self, turn: Turn, ended: threading.Event, say: Callable[[str], None] | None) -> None:
+    def _watch(self, load: rules.Load, turn: Turn, ended: threading.Event, say: Callable[[str], None] | None) -> None:
         patience = Patience()
+        # What a slow model waits for: LoadGen ends no sooner, however short the test.
+        least_samples = 0 if load.accuracy else rules.least_samples(load)
         while not ended.wait(LOOK_S):
             if turn.failure is not None:
                 raise Broken
@@ -194,7 +196,8 @@ class Engine:
                 raise Broken
             if say:
                 rate = turn.samples / (time.perf_counter() - turn.began) if turn.began else 0.0
-                say(f"{whole(turn.samples)} samples answered, {whole(rate)}/s")
+                least = f" of {whole(least_samples)} at least" if turn.samples < least_samples else ""
+                say(f"{whole(turn.samples)} samples{least} answered, {whole(rate)}/s")
 
     def _end(self, turn: Turn, ended: threading.Event) -> bool:
         """True where LoadGen has ended. Of a broken test, all that comes is answered at once meanwhile, by nothing."""

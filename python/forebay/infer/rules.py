@@ -118,6 +118,12 @@ def refuse_too_many(load: Load, free_bytes: int) -> None:
     raise MachineError(f"a test of {load.seconds:g} s", found, f"--seconds {max(1, int(load.seconds * 0.9 * allowed / wanted))}")
 
 
+def least_samples(load: Load) -> int:
+    """Samples that a test asks at least, whatever its length and rate."""
+    least = load.offline_samples if load.scenario == "Offline" else QUERIES_MIN[load.scenario]
+    return least * (PER_QUERY if load.scenario == "MultiStream" else 1)
+
+
 def settings(lg: Any, load: Load) -> Any:
     """LoadGen's settings of a test."""
     made = lg.TestSettings()
