@@ -20,7 +20,7 @@ import processes
 import pytest
 from fake_machine import typed
 from forebay.errors import MachineError, RequestError, RunError
-from forebay.infer import advice, command, data, engine, library, logs, rules, search, toy, weights
+from forebay.infer import advice, command, data, engine, library, logs, rules, search, show, toy, weights
 from forebay.train import supply
 from hypothesis import given
 from hypothesis import strategies as st
@@ -348,6 +348,29 @@ def test_a_lucky_trial_does_not_decide_the_rate_of_the_run(tmp_path: Path) -> No
     busier, made = searched(lambda number: 900.0 if number < trials - 1 else 800.0)
     assert busier <= 800 < still and made.found() == pytest.approx(still / 0.98 * 1.009)
     assert [trial.passed for trial in made.trials[trials - 1 :]][-2:] == [False, True]
+
+
+@pytest.mark.promise("INF-6")
+def test_a_slow_models_trial_is_as_long_as_its_least_number_of_queries(tmp_path: Path) -> None:
+    """662 queries at 5/s take two minutes, in which a delay that grows to the bound of 20 s is that of a rate 13 % too high."""
+
+    def answered(trial: rules.Load, folder: Path, say: Any) -> engine.Outcome:
+        passes = trial.rate <= 5.0
+        return engine.Outcome(trial, logs.Log(valid=passes), latencies_ms={"p99": 9000.0 if passes else 60_000.0})
+
+    asked_of = cast(engine.Engine, SimpleNamespace(test=answered))
+    made = search.Search({}, None)
+    load_ = rules.Load("Server", 600.0, 6.0, 20_000.0)
+    found, _ = search.server(asked_of, load_, made, search.Effort(), tmp_path, lambda text: None)
+    assert 0.85 < found / (made.found() or 0) < 0.9
+
+
+@pytest.mark.promise("INF-6")
+def test_only_a_valid_run_confirms_a_search() -> None:
+    found = [{"queries_per_s": 10.0, "passed": True, "p99_ms": 1.0}]
+    said = {valid: show.searched({"search": found, "tries": 2, "valid": valid}) for valid in (True, False, None)}
+    assert said[True].endswith("confirmed at try 2") and said[False].endswith("not confirmed by 2 tests")
+    assert "confirmed" not in said[None]
 
 
 @pytest.mark.promise("INF-6")

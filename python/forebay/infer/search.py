@@ -130,7 +130,9 @@ def server(
             return rate, broken
         if rate < 1e-3 * most:
             break
-    found = rate = sustained(search.found() or min(t.rate for t in search.trials), effort.trial_s, load.bound_ms)
+    passed = search.found() or min(t.rate for t in search.trials)
+    # A trial takes longer where its least number of queries does.
+    found = rate = sustained(passed, max(effort.trial_s, rules.QUERIES_MIN["Server"] / passed), load.bound_ms)
     for share in CONFIRMED_AT if search.found() else ():
         # Beside other work bisection ends at the luckiest of its trials: the rate of the run itself has to pass one, too.
         rate = share * found

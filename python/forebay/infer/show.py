@@ -146,4 +146,7 @@ def searched(part: dict[str, Any]) -> str:
     reported += f"; the highest that passed came at {_short(max(passed))}/s" if passed else ", none passed"
     above = [rate for rate in failed if not passed or rate > max(passed)]
     reported += f", {_short(min(above))}/s didn't" if above else ""
-    return reported + (f" · confirmed at try {part['tries']}" if part["tries"] else "")
+    if not part["tries"] or part["valid"] is None:
+        return reported
+    confirmed = f"confirmed at try {part['tries']}" if part["valid"] else f"not confirmed by {count(part['tries'], 'test')}"
+    return f"{reported} · {confirmed}"
