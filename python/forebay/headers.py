@@ -86,6 +86,10 @@ def _records(head: bytes, size: int) -> tuple[str, str] | None:
 
     if len(head) < 16 or int.from_bytes(head[:8], "little") > size:
         return None
-    crc = _core.crc32c(head[:8])
-    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    return ("TFRecord", "forebay.feed.tfrecord") if masked == int.from_bytes(head[8:12], "little") else None
+    is_sum = masked(_core.crc32c(head[:8])) == int.from_bytes(head[8:12], "little")
+    return ("TFRecord", "forebay.feed.tfrecord") if is_sum else None
+
+
+def masked(crc: int) -> int:
+    """A CRC32C as TFRecord stores it."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

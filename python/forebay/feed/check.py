@@ -7,9 +7,11 @@ from typing import Any
 from forebay import _core
 from forebay.feed.dataset import Dataset
 from forebay.feed.samples import Samples
+from forebay.headers import masked
 
 # Rows that are compared at a time, in bytes.
 PIECE_BYTES = 16 << 20
+SUM_BYTES = 4
 
 
 def check_of(data: Any) -> Check | CheckOfSamples:
@@ -32,8 +34,11 @@ class CheckOfSamples:
                 for column, field in enumerate(self.data.fields):
                     offset, size = int(self.data.offsets[number, column]), int(self.data.sizes[number, column])
                     file.seek(offset)
-                    if file.read(size) != bytes(batch[field][at]):
+                    content, sum = file.read(size), file.read(SUM_BYTES) if self.data.has_sums else None
+                    if content != bytes(batch[field][at]):
                         found.append(f"{name}: {size} bytes from {offset} of {field} differ from the file")
+                    elif sum is not None and int.from_bytes(sum, "little") != masked(_core.crc32c(content)):
+                        found.append(f"{name}: {size} bytes from {offset} of {field} aren't those of which the file has the sum")
         return found
 
 

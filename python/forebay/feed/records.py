@@ -29,5 +29,5 @@ def tfrecord(paths: Paths, columns: Iterable[str] | None = None) -> Samples:
     sizes = np.ascontiguousarray(every[:, 1:])
     identity = identity_of(names, [size for size, _ in stamps], ["tfrecord", digest(sizes)])
     offsets = np.ascontiguousarray(every[:, :1])
-    whole = Samples(tuple(names), tuple(stamps), (UNNAMED,), np.concatenate(files), offsets, sizes, identity)
+    whole = Samples(tuple(names), tuple(stamps), (UNNAMED,), np.concatenate(files), offsets, sizes, identity, True)
     return whole if columns is None else whole.only(columns)

@@ -45,6 +45,7 @@ class Samples:
     file           of each sample, the number of its file (NumPy)
     offsets, sizes of each sample and field, (samples, fields): where its bytes lie in the file
     identity       64 bits of a hash over the files' names (without folders) and sizes, and where samples lie
+    has_sums       a masked CRC32C follows each sample, as in TFRecord
     """
 
     names: tuple[str, ...]
@@ -54,6 +55,7 @@ class Samples:
     offsets: Any
     sizes: Any
     identity: int
+    has_sums: bool = False
 
     def __len__(self) -> int:
         return len(self.file)
