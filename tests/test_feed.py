@@ -106,6 +106,19 @@ def test_blocks_that_are_not_cached_are_read_whole(tmp_path: Path, columns: list
         assert columns is not None or loader.record()["feed"]["hash"] == warm.hash
         # A row isn't a read of its own.
         assert calls_to_read() - before < len(made) / 4
+        if cache == "bypass" and columns is None:
+            with files[0].open("rb") as handle:
+                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            before = calls_to_read()
+            ranks = [
+                feed.Loader(feed.rows(files, row, start=8), 99, shuffle="blocks", seed=3, rank=rank, world=2, cache=cache)
+                for rank in range(2)
+            ]
+            assert sum(batch.rows for rank in ranks for batch in rank) == len(made)
+            assert calls_to_read() - before < len(made) / 4
+            assert summed(*(rank.hash for rank in ranks)) == warm.hash
+            for rank in ranks:
+                rank.close()
         files[2].touch()
         with pytest.raises(RunError, match="changed while it was read"):
             list(loader)

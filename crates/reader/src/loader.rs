@@ -264,15 +264,12 @@ impl Loader {
         };
         let step = table.columns().iter().map(|column| column.step).max().unwrap_or(0);
         let cold = fill::decide(&table, spec.cache, shuffle, share.world, step, spec.memory.gpu().is_some());
-        if cold.fills {
-            table.files().for_each(|reader| reader.read_by_huge_pages(true));
-            inner.fills = Some(Fills::default());
-        }
-        // Ranks that each read whole windows would read as many times what they use.
-        let alone = share.world == 1 && cufile.is_none() && !cold.fills;
+        inner.fills = cold.fills.then(Fills::default);
+        // Each of several ranks reads the others' rows along with its own: less than its own would take one by one, if they are short.
+        let staged = fill::reads_whole(share.world, step) && cufile.is_none() && !cold.fills;
         let room = spec.limit_bytes.map(|limit| limit.saturating_sub(least));
         inner.stages =
-            (alone && stage::pays(&table, &inner.order, room)).then(|| Stages::new(spec.memory.gpu()));
+            (staged && stage::pays(&table, &inner.order, room)).then(|| Stages::new(spec.memory.gpu()));
         let process = std::process::id();
         Ok(Loader {
             table,

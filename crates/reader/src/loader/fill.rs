@@ -20,8 +20,8 @@ const AHEAD_BYTES: u64 = 128 << 20;
 const AHEAD_BATCHES: usize = 64;
 /// Share of the memory for caches that files may come to, in quarters: the rest is for whoever else reads.
 const QUARTERS: u64 = 3;
-/// A random read takes a disk about as long as so many bytes of a long one: rows of ranks on other hosts between this rank's cost
-/// no more than these are read along with them.
+/// A random read takes a disk about as long as so many bytes of a long one: rows of other ranks between this one's are read along with
+/// them where they are no more.
 const RANDOM_READ_BYTES: u64 = 32 << 10;
 
 /// What becomes of data that isn't cached.
@@ -85,15 +85,16 @@ pub(super) fn decide(
         CacheUse::Auto if into_gpu => (false, "samples go past it into a GPU".to_string()),
         CacheUse::Auto => {
             let bytes = table.files().filter_map(|reader| reader.bytes().ok()).sum();
-            let close = world.saturating_mul(step) <= RANDOM_READ_BYTES;
-            fits(
-                bytes,
-                MemoryFacts::page_cache_room_bytes(&Roots::host()),
-                shuffle == Shuffle::Blocks && world > 1 && close,
-            )
+            let shared = shuffle == Shuffle::Blocks && world > 1 && reads_whole(world, step);
+            fits(bytes, MemoryFacts::page_cache_room_bytes(&Roots::host()), shared)
         }
     };
     Decision { fills, why }
+}
+
+/// Returns whether blocks are worth reading whole by each of so many ranks, of rows that lie so far apart.
+pub(super) fn reads_whole(world: u64, step: u64) -> bool {
+    world == 1 || world.saturating_mul(step) <= RANDOM_READ_BYTES
 }
 
 /// Returns whether files of so many bytes are read into the page cache, and why. `room`: bytes that may be cached; `shared`: ranks
@@ -136,6 +137,8 @@ impl Drop for Fill {
 pub(super) struct Fills {
     fills: Vec<Fill>,
     samples: Vec<u64>,
+    /// What isn't cached comes by huge pages.
+    by_huge_pages: bool,
 }
 
 impl Fills {
@@ -158,6 +161,8 @@ impl Fills {
         table.files().for_each(|reader| reader.look_again());
         if table.files().all(|reader| reader.whole().is_some()) {
             self.clear();
+            // Pages that were read so would be the first that the system takes back.
+            self.read_by_huge_pages(table, false);
             return Ok(Ready::Yes);
         }
         self.fills.retain(|fill| fill.positions.end > of.start);
@@ -179,6 +184,12 @@ impl Fills {
         requests.find(|request| !request.is_done()).is_none_or(|request| request.wait(Some(at_most)))
     }
 
+    fn read_by_huge_pages(&mut self, table: &Table, wanted: bool) {
+        if std::mem::replace(&mut self.by_huge_pages, wanted) != wanted {
+            table.files().for_each(|reader| reader.read_by_huge_pages(wanted));
+        }
+    }
+
     /// Begins to read what positions lack, with what they are mixed with.
     fn cover(&mut self, table: &Table, order: &EpochOrder, of: &Span<u64>) -> Result<(), Error> {
         let mut position = of.start;
@@ -197,6 +208,9 @@ impl Fills {
                 }
             };
             position = positions.end;
+            if !missing.is_empty() {
+                self.read_by_huge_pages(table, true);
+            }
             self.fills.push(begin(positions, missing)?);
         }
         Ok(())
