@@ -159,6 +159,8 @@ class Library:
                 shuffle="none",
                 device=self.memory.device,
                 path=self.way,
+                # Read once: another copy in the page cache would take memory, and copying it time.
+                cache="bypass",
             )
 
 

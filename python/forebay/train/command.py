@@ -149,6 +149,8 @@ class Source:
                 device=device,
                 path=request.path,
                 drop_last=True,
+                # A cold run measures storage in each of its epochs.
+                cache="bypass" if request.cache == "cold" else "auto",
             )
 
     def take(self) -> Any:
