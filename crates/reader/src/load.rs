@@ -21,6 +21,8 @@ use std::time::Duration;
 
 /// Reads under way at a time on one worker's ring.
 const RING_ENTRIES: u32 = 256;
+/// Ranges that are read into the page cache at a time without a ring.
+const FILLED_AT_ONCE: usize = 8;
 /// Interval at which completions are polled on a ring that the kernel refuses to enter.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -39,7 +41,8 @@ pub(crate) struct Load {
 
 /// A range of a mapping that is to be read into the page cache.
 pub(crate) struct Fill {
-    pub at: *mut u8,
+    /// Its address.
+    pub at: usize,
     pub bytes: usize,
     /// Once it was tried: 0, or what failed.
     pub errno: Option<i32>,
@@ -207,7 +210,7 @@ impl Loader {
             for group in ranges.chunks_mut(RING_ENTRIES as usize) {
                 let entry = |range: &Fill| {
                     let bytes = range.bytes as libc::off_t;
-                    opcode::Madvise::new(range.at.cast(), bytes, MADV_POPULATE_READ).build()
+                    opcode::Madvise::new(range.at as *const _, bytes, MADV_POPULATE_READ).build()
                 };
                 let entries: Vec<Entry> = group.iter().map(entry).collect();
                 // SAFETY: the caller's promise.
@@ -216,12 +219,8 @@ impl Loader {
         }
         // What the ring didn't take or left for a moment.
         let again = |errno| matches!(errno, libc::EAGAIN | libc::EINTR);
-        for range in ranges.iter_mut().filter(|range| range.errno.is_none_or(again)) {
-            // SAFETY: as above.
-            let done = unsafe { libc::madvise(range.at.cast(), range.bytes, MADV_POPULATE_READ) };
-            let errno = || IoError::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-            range.errno = Some(if done == 0 { 0 } else { errno() });
-        }
+        let left = ranges.iter_mut().filter(|range| range.errno.is_none_or(again));
+        fill_by_threads(&mut left.collect::<Vec<_>>());
     }
 
     fn ring(&mut self) -> Option<&mut IoUring> {
@@ -270,6 +269,30 @@ impl Loader {
     }
 }
 
+/// Has ranges of mappings read into the page cache by threads for the moment, which wait for the device side by side.
+fn fill_by_threads(ranges: &mut [&mut Fill]) {
+    let fill = |range: &mut Fill| {
+        // SAFETY: pages of a mapping that stays, by the caller's promise; the kernel writes to none.
+        let done = unsafe { libc::madvise(range.at as *mut _, range.bytes, MADV_POPULATE_READ) };
+        let errno = || IoError::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        range.errno = Some(if done == 0 { 0 } else { errno() });
+    };
+    let each = ranges.len().div_ceil(FILLED_AT_ONCE).max(1);
+    std::thread::scope(|scope| {
+        let mut chunks = ranges.chunks_mut(each);
+        let own = chunks.next();
+        let others: Vec<_> = chunks.collect();
+        for some in others {
+            let fill = &fill;
+            let one = move || some.iter_mut().for_each(|range| fill(range));
+            let _ = std::thread::Builder::new().spawn_scoped(scope, one);
+        }
+        own.into_iter().flatten().for_each(|range| fill(range));
+    });
+    // Where no thread was to be had, by this one.
+    ranges.iter_mut().filter(|range| range.errno.is_none()).for_each(|range| fill(range));
+}
+
 /// Waits for the rest of a load; short only where the file ends.
 ///
 /// # Safety
@@ -293,6 +316,7 @@ unsafe fn finish(load: &mut Load) -> IoResult<()> {
 mod tests {
     use super::*;
     use forebay_rigs::seccomp::{forbid_entering, forbid_waiting_on};
+    use forebay_storage::{FileAccess, FileMapping, FileTarget};
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
@@ -374,6 +398,50 @@ mod tests {
                     assert_eq!(loader.no_ring, forbidden || loader.ring.is_none());
                 }
             }
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
+
+    /// Tests a ring, and a process that may have none.
+    // promise: FEED-18
+    #[test]
+    fn ranges_of_a_mapping_are_read_into_the_page_cache_with_a_ring_and_without() {
+        const EACH: usize = 64 << 10;
+        let run = || {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(&[7; 20 * EACH]).unwrap();
+            let target = FileTarget::open(file.path(), FileAccess { write: false, direct: false }).unwrap();
+            let mapping = FileMapping::new(&target).unwrap();
+            if !mapping.can_populate() {
+                eprintln!("skipped: the kernel doesn't fill page tables when asked to");
+                return;
+            }
+            let mut loader = Loader::default();
+            for forbidden in [false, true] {
+                if forbidden {
+                    forbid_entering(libc::EPERM);
+                }
+                let fill = |i| Fill {
+                    at: mapping.address((i * EACH) as u64).as_ptr() as usize,
+                    bytes: EACH,
+                    errno: None,
+                };
+                let mut ranges: Vec<Fill> = (0..20).map(fill).collect();
+                // SAFETY: whole pages of the mapping.
+                unsafe { loader.fill(&mut ranges) };
+                assert!(ranges.iter().all(|range| range.errno == Some(0)), "{forbidden}");
+            }
+            file.as_file().set_len(EACH as u64).unwrap();
+            let mut ranges: Vec<Fill> = (0..2)
+                .map(|i| Fill {
+                    at: mapping.address((i * EACH) as u64).as_ptr() as usize,
+                    bytes: EACH,
+                    errno: None,
+                })
+                .collect();
+            // SAFETY: as above; of one the file has no page any more.
+            unsafe { loader.fill(&mut ranges) };
+            assert_eq!([&ranges[0], &ranges[1]].map(|range| range.errno), [Some(0), Some(libc::EFAULT)]);
         };
         std::thread::spawn(run).join().unwrap();
     }

@@ -120,7 +120,7 @@ impl Worker {
             .iter()
             .map(|piece| {
                 let Address::Host(at) = piece.to else { unreachable!("places in a mapping") };
-                Fill { at: at as *mut u8, bytes: piece.bytes, errno: None }
+                Fill { at: at as usize, bytes: piece.bytes, errno: None }
             })
             .collect();
         // SAFETY: they lie in the mapping, which the request's file keeps.
