@@ -69,7 +69,9 @@ def test_a_form_answers_as_its_float32_network_does(name: str, tmp_path: Path) -
 @pytest.mark.usefixtures("quick")
 def test_the_first_token_is_told_when_it_is_there(tmp_path: Path) -> None:
     folder = made(tmp_path / "llama", "llama")
-    part = ran(folder, "llama", "ram", "Server", target_qps=200.0)
+    # A rate that this machine has, whatever else runs on it.
+    most = ran(folder, "llama", "ram", "Offline")["samples_per_s"]
+    part = ran(folder, "llama", "ram", "Server", target_qps=min(200.0, 0.3 * most))
     assert part["valid"] and part["why"] is None
     tokens = part["tokens"]
     assert tokens["bounds_ms"] == [2000.0, 200.0] and part["latency_bound_ms"] is None
