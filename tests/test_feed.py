@@ -157,14 +157,19 @@ def test_what_is_not_cached_is_read_into_the_page_cache_once_where_it_fits(
     epoch(past)
     hashes = {past.hash}
     past.close()
+    # Long samples come past the cache in a loader's first epoch.
+    later = row_bytes > 100_000
     for world in (1, 2):
         loaders = [forgotten(rank=rank, world=world) for rank in range(world)]
         if "be filled by mapped ranges" in loaders[0].cold():
             pytest.skip(loaders[0].cold())
         epoch(*loaders)
-        assert loaders[0].cached_share() == 1.0
-        assert loaders[0].record()["feed"]["cold"].startswith("fill: the files have")
         hashes.add(summed(*(loader.hash for loader in loaders)))
+        if later:
+            epoch(*loaders)
+        assert loaders[0].cached_share() == 1.0
+        said = loaders[0].record()["feed"]["cold"]
+        assert said.startswith("fill: " + "from the loader's second epoch on; " * later + "the files have")
         for loader in loaders:
             loader.close()
     assert len(hashes) == 1

@@ -302,9 +302,9 @@ impl Loader {
         Ok(self.inner())
     }
 
-    /// Whether what isn't cached is read into the page cache, and why.
+    /// Whether what isn't cached is read into the page cache, be it from the second epoch on, and why.
     pub fn fills_cache(&self) -> (bool, &str) {
-        (self.cold.fills, &self.cold.why)
+        (self.cold.fills || self.cold.later, &self.cold.why)
     }
 
     /// Samples of an epoch, over all ranks.
@@ -394,6 +394,9 @@ impl Loader {
         let Some(flight) = inner.ahead.front() else {
             let epoch = inner.epoch + 1;
             inner.clear_reads();
+            if self.cold.later {
+                inner.fills.get_or_insert_default();
+            }
             inner.figures.end(asked);
             inner.order = self.order_of(epoch);
             (inner.epoch, inner.given, inner.begun) = (epoch, 0, 0);

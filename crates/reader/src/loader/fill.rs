@@ -1,10 +1,11 @@
 //! What isn't cached of the next batches, read into the page cache ahead of them: each part of a file once, whoever asks for it first.
 
 use super::stage::Ready;
-use super::table::Table;
+use super::table::{Column, Table};
 use crate::file::Reader;
 use crate::order_hash::order_samples;
 use crate::request::Request;
+use crate::rows::COPIED_ROW_BYTES_MAX;
 use crate::thread_pool;
 use forebay_io::{MemoryFacts, Roots};
 use forebay_model::feed::{EpochOrder, Shuffle};
@@ -27,7 +28,8 @@ const RANDOM_READ_BYTES: u64 = 32 << 10;
 /// What becomes of data that isn't cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheUse {
-    /// `Fill` where the files fit in memory, or ranks share blocks; else, and into a GPU, `Bypass`.
+    /// `Fill` where the files fit in memory, or ranks share blocks; else, and into a GPU, `Bypass`. Long samples, which come past the
+    /// page cache without a copy, are read there from the second epoch on: many jobs have but one.
     #[default]
     Auto,
     /// It is read into the page cache.
@@ -54,13 +56,15 @@ impl CacheUse {
 /// A decision about data that isn't cached, and its reason.
 pub(super) struct Decision {
     pub(super) fills: bool,
+    /// Not in the loader's first epoch.
+    pub(super) later: bool,
     pub(super) why: String,
 }
 
 impl Decision {
     /// The decision in a record.
     pub(super) fn text(&self) -> String {
-        format!("{}: {}", if self.fills { "fill" } else { "bypass" }, self.why)
+        format!("{}: {}", if self.fills || self.later { "fill" } else { "bypass" }, self.why)
     }
 }
 
@@ -74,7 +78,7 @@ pub(super) fn decide(
     into_gpu: bool,
 ) -> Decision {
     let able = table.all_are_files() && table.files().all(|reader| reader.can_fill_cache());
-    let (fills, why) = match asked {
+    let (mut fills, mut why) = match asked {
         CacheUse::Bypass => (false, "cache=\"bypass\"".to_string()),
         _ if !able => (
             false,
@@ -89,7 +93,12 @@ pub(super) fn decide(
             fits(bytes, MemoryFacts::page_cache_room_bytes(&Roots::host()), shared)
         }
     };
-    Decision { fills, why }
+    let long = |column: &Column| column.bytes >= COPIED_ROW_BYTES_MAX;
+    let later = fills && asked == CacheUse::Auto && table.columns().iter().all(long);
+    if later {
+        (fills, why) = (false, format!("from the loader's second epoch on; {why}"));
+    }
+    Decision { fills, later, why }
 }
 
 /// Returns whether blocks are worth reading whole by each of so many ranks, of rows that lie so far apart.
