@@ -52,7 +52,8 @@ def test_the_first_pass_is_mixed_and_says_so(gpu: Gpu, made: Path) -> None:
     mapped = path["mapped"]
     assert mapped["window_bytes"] == 16 * MIB and mapped["windows"] == WINDOWS
     assert mapped["left"] > 0 and path["staged_bytes"] > 0 and path["mapped_bytes"] > 0, path
-    assert mapped["registrations"] + mapped["left"] >= REGISTERED, mapped
+    # Of some, the kernel had taken back pages of the cache.
+    assert sum(mapped[each] for each in ("registrations", "left", "uncached")) >= REGISTERED, str(mapped)
     assert path["staged_bytes"] + path["mapped_bytes"] == SIZE
     assert "processors copied them while the first pass registered the others" in path["reason"]
 
