@@ -241,7 +241,7 @@ def test_a_file_that_is_not_ours_is_never_replaced(forebay: Forebay, data: Path,
     assert job.read_text() == "precious = true\n"
     job.unlink()
     for _ in range(2):
-        assert forebay("watch", "-o", job, "-q", "--", *python(READER, data, 1, FILES, 0.1)).returncode == 0
+        assert forebay("watch", "-o", job, "-q", "--", *python(READER, data, 1, FILES, 1.0)).returncode == 0
         assert job.read_text().startswith("# A workload, measured by forebay watch")
 
 
