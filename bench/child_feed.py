@@ -560,6 +560,50 @@ def torch_tuned(case: Case) -> Iterator[int]:
             yield case.batch * case.row
 
 
+def torch_kernel(case: Case) -> Iterator[int]:
+    """The floor: PyTorch's kernel of index_select over the mapped file, registered, by numbers that are on the GPU."""
+    import numpy as np
+    import torch
+
+    file = np.memmap(case.file, np.uint8, "c")
+    failed = torch.cuda.cudart().cudaHostRegister(file.ctypes.data, file.nbytes, 2)
+    if int(failed):
+        raise RuntimeError(f"cudaHostRegister: {failed}")
+    words = file[: case.rows * case.row].view(np.int64).reshape(case.rows, case.row // 8)
+
+    class Registered:
+        """What PyTorch takes for memory of the GPU, which reads it over the link."""
+
+        __cuda_array_interface__ = {**words.__array_interface__, "data": (file.ctypes.data, False), "version": 2, "strides": None}
+
+    rows = torch.as_tensor(Registered(), device="cuda:0")
+    orders = [torch.randperm(case.rows, device="cuda:0")[: 1 << 20] for _ in range(4)]
+    out = torch.empty(1 << 20, case.row // 8, dtype=torch.int64, device="cuda:0")
+    done = [torch.cuda.Event(blocking=True) for _ in range(2)]
+    for turn in itertools.count():
+        done[turn % 2].synchronize()
+        torch.index_select(rows, 0, orders[turn % 4], out=out)
+        done[turn % 2].record()
+        yield out.numel() * 8
+
+
+def gather_gpu(case: Case) -> Iterator[int]:
+    """The floor: the engine's kernel over the mapped file, a million rows a call, by numbers that are there."""
+    import forebay
+    import numpy as np
+    import torch
+
+    file = forebay.open(case.file, "mapped")
+    orders = [np.random.default_rng(turn).permutation(case.rows)[: 1 << 20] for turn in range(4)]
+    outs = [torch.empty(case.row << 20, dtype=torch.uint8, device="cuda:0") for _ in range(2)]
+    futures: list[Any] = []
+    for turn in itertools.count():
+        if len(futures) == 2:
+            futures.pop(0).result()
+        futures.append(file.gather_async(orders[turn % 4], case.row, outs[turn % 2], stream=-1))
+        yield case.row << 20
+
+
 def torch_loader_gpu(case: Case) -> Iterator[int]:
     """DataLoader at its usual best: a worker a processor, pinned memory, copies that don't block."""
     import torch
@@ -581,6 +625,8 @@ SIDES = {
     "forebay-start": forebay_start,
     "forebay-gpu-2-cores": lambda case: on_two_cores(forebay_gpu, case),
     "torch-tuned-2-cores": lambda case: on_two_cores(torch_tuned, case),
+    "torch-kernel-2-cores": lambda case: on_two_cores(torch_kernel, case),
+    "gather-2-cores": lambda case: on_two_cores(gather_gpu, case),
     "torch-start": torch_start,
     "direct": direct,
     "torch-tuned": torch_tuned,

@@ -33,10 +33,11 @@ GPU_FILE_BYTES = 12 * GIB
 GPU_SAMPLES = ((150_528, 256, 40.0, 100.0), (912, 8192, 27e6, 100.0), (2048, 8192, 22e6, 100.0), (128, 65536, 100e6, None))
 # Of first epochs, in GiB/s.
 GPU_FIRST = 30.0
-# On two cores, times the tuned loop's rate. From the disk, of what reads by O_DIRECT reach.
-GPU_FEW, GPU_COLD = 5.0, 0.97
-# CPU ms/GiB of samples from the disk.
-GPU_COLD_COST = 60.0
+# On two cores, times the tuned loop's rate, and of the rate of kernels alone. From the disk, of what reads by O_DIRECT reach.
+GPU_FEW, GPU_OF_KERNEL, GPU_COLD = 5.0, 0.95, 0.97
+FEW_FLOORS = ("gather-2-cores", "torch-kernel-2-cores")
+# CPU ms/GiB of samples from the disk: 0.06 s/GB.
+GPU_COLD_COST = 64.4
 # Times one GPU's rate.
 TWO_GPUS = 1.8
 # CPU ns to hand over a batch of nothing; first batches of 10⁸ rows a second.
@@ -167,9 +168,11 @@ def taking_turns(
 
 
 def few_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
-    sides = ("forebay-gpu-2-cores", "torch-tuned-2-cores")
+    """Beside PyTorch on as few cores, and kernels that do nothing but fetch rows over the link, which is the most there is."""
+    sides = ("forebay-gpu-2-cores", "torch-tuned-2-cores", *FEW_FLOORS)
     contenders = taking_turns(options, children, sides, gpu_file(options), (912, 8192))
-    return Cell(name, contenders, [Bound("rate", sides[1:], at_least=GPU_FEW)], per="I/O", ours=sides[0])
+    bounds = [Bound("rate", (side,), at_least=GPU_OF_KERNEL) for side in FEW_FLOORS]
+    return Cell(name, contenders, [Bound("rate", sides[1:2], at_least=GPU_FEW), *bounds], per="I/O", ours=sides[0])
 
 
 def cold_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:

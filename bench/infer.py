@@ -16,6 +16,7 @@ Exit: 0 if every bound holds, 1 if one does not.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -52,7 +53,7 @@ from forebay.infer import (
     verb,
     weights,
 )
-from forebay.stats import mean_interval
+from forebay.stats import Interval, mean_interval
 from forebay.train import supply
 from infer_tables import Tuned, cpu_s, on_cores
 from side_by_side import GIB, arguments, middle, only_with_gpu, publish, save, say, section
@@ -91,9 +92,12 @@ PAIRS_LEAST, OF_TUNED, OF_TUNED_CPU, OF_TUNED_FEW = 0.35e6, 1.0, 0.1, 4.0
 UNTOLD = ("target_qps", "effort")
 EFFORT, HIGHEST_ROUNDS = search.Effort(1.0, 1.05, 60.0), 3
 # Seconds of a run, unless --seconds says otherwise; of samples in memory on a GPU what the issue asks of each, so that a pause of
-# 30 ms is a third of the bound of 1 %. On the host many short ones: other work on two cores comes and goes within seconds, runs
-# that follow one another share it, and the interval narrows with their number. (GPU, host), and runs of a case in a round.
-RUN_S, IN_MEMORY_S, RUNS_EACH = 2.0, (10.0, 1.0), (1, 4)
+# 30 ms is a third of the bound of 1 %. On the host many short ones: whatever shares its processors comes and goes within seconds,
+# and runs that follow one another share it. (GPU, host)
+RUN_S, IN_MEMORY_S = 2.0, (10.0, 0.25)
+# On the host rounds go on until half an interval is this share of its bound: its width ends them, not where it lies. At most so
+# many in all.
+NARROW, MOST_ROUNDS = 0.5, 400
 # Before the first that counts: caches, clocks and allocators are then as they stay.
 UNCOUNTED_S = 2.0
 # Kind and number of drives.
@@ -138,9 +142,11 @@ class Bench:
         self.starts_table: list[str] = []
         self.journal = Journal(options.json and options.json.with_name(options.json.name + ".runs"), options.resume)
         self.models: dict[str, Any] = {}
-        # Samples a second of models of a configuration, in Offline; of the others, in the last such run in memory.
+        # Samples a second of models of a configuration, in Offline; of the others, in the last such run in memory, and
+        # their peak.
         self.rates: dict[str, float] = {}
         self.last_rates: dict[str, float] = {}
+        self.peaks: dict[str, float] = {}
         # Models, modes and scenarios of which this process had a run that isn't counted.
         self.warm: set[tuple[str, str, str]] = set()
         self.in_memory_s = options.seconds or IN_MEMORY_S[0 if self.gpu else 1]
@@ -212,8 +218,8 @@ class Bench:
         model = self.models.get(name) if mode != "coldstart" else None
         again = mode == "ram" and scenario == "Offline" and not more.get("accuracy") and name not in forms.NAMES
         if again and name in self.last_rates:
-            # Without a probe between two runs, they follow one another sooner.
-            expected = EXPECTED * self.last_rates[name]
+            # Without probes between two runs, they follow one another sooner.
+            peak, expected = self.peaks.get(name), EXPECTED * self.last_rates[name]
         made = command.Run(request, model=model, peak=peak if mode != "coldstart" else None, expected=expected)
         failure = made.measure()
         if failure is not None:
@@ -226,7 +232,7 @@ class Bench:
             made.keep_model()
         made.close()
         if again:
-            self.last_rates[name] = part["samples_per_s"]
+            self.last_rates[name], self.peaks[name] = part["samples_per_s"], part["peak_samples_per_s"]
         rate = f"{part['queries_per_s']:,.1f} queries/s" if part["queries_per_s"] else f"{part['coldstart']['total_s']:.3f} s"
         kind, number = drives or (None, None)
         of_drives = f"{number} × {kind}" if drives else "all drives"
@@ -294,12 +300,14 @@ class Bench:
                     rate = {"target_qps": OF_HIGHEST * highest}
                 first = len(self.rows)
                 try:
-                    for _ in range(self.options.rounds * RUNS_EACH[0 if self.gpu else 1]):
+                    for ended in range(self.options.rounds if self.gpu else MOST_ROUNDS):
+                        if ended >= self.options.rounds and self.is_narrow(self.rows[first:], NARROW * flat):
+                            break
                         for drives in order.sample(self.supplies, len(self.supplies)):
                             self.add(self.run(name, "ram", scenario, drives, self.in_memory_s, **rate))
                 finally:
                     for kind in self.kinds:
-                        self.flat(name, scenario, [r for r in self.rows[first:] if r["drive"] == kind], kind, flat)
+                        self.flat(name, scenario, self.rows[first:], kind, flat)
 
     def loads(self) -> None:
         """The rate of loads beside the supply, and what storage delivered in timed parts."""
@@ -312,16 +320,29 @@ class Bench:
         bytes_ = [float(row["timed_storage_bytes"]) for row in loads]
         self.bound("bytes from storage inside the timed part of ram: 0", bytes_, max(bytes_) == 0, 0)
 
-    def flat(self, name: str, scenario: str, found: list[Row], kind: str, most: float) -> None:
-        counts = self.counts
-        by = {n: [row["queries_per_s"] for row in found if row["drives"] == n] for n in counts}
-        # Of rounds that ended.
+    def over_one(self, found: list[Row], kind: str) -> dict[int, tuple[list[float], Interval]]:
+        """Queries a second over those of the fewest drives, by number of drives: of each round that ended, and the interval."""
+        by = {n: [row["queries_per_s"] for row in found if (row["drive"], row["drives"]) == (kind, n)] for n in self.counts}
         rounds = min(len(values) for values in by.values())
-        for n in counts[1:] if rounds else ():
-            ratios = [a / b for a, b in zip(by[n][:rounds], by[counts[0]][:rounds], strict=True)]
-            interval = mean_interval(ratios)
+        one, *more = self.counts
+        made = dict[int, tuple[list[float], Interval]]()
+        for n in more if rounds else ():
+            ratios = [a / b for a, b in zip(by[n][:rounds], by[one][:rounds], strict=True)]
+            # Of logarithms: the mean of ratios of two that vary alike lies above 1.
+            interval = mean_interval([math.log(ratio) for ratio in ratios])
+            low, high = interval.low, interval.high
+            ends = (None, None) if low is None or high is None else (math.exp(low), math.exp(high))
+            made[n] = ratios, Interval(math.exp(interval.estimate), *ends, rounds)
+        return made
+
+    def is_narrow(self, found: list[Row], most: float) -> bool:
+        intervals = [interval for kind in self.kinds for _, interval in self.over_one(found, kind).values()]
+        return all(interval.half_width_pct is not None and interval.half_width_pct <= 100 * most for interval in intervals)
+
+    def flat(self, name: str, scenario: str, found: list[Row], kind: str, most: float) -> None:
+        for n, (ratios, interval) in self.over_one(found, kind).items():
             low, high = interval.low or min(ratios), interval.high or max(ratios)
-            text = f"{name}, ram, {scenario}: {n} ÷ {counts[0]} {self.said(kind)} 1.00 ± {most}"
+            text = f"{name}, ram, {scenario}: {n} ÷ {self.counts[0]} {self.said(kind)} 1.00 ± {most}, of {len(ratios)} rounds"
             self.bound(f"{text}, 95 % interval {low:.4f} to {high:.4f}", ratios, 1 - most <= low and high <= 1 + most, 4)
 
     def control(self) -> None:
