@@ -229,7 +229,7 @@ def start_cell(options: argparse.Namespace, children: list[Child], name: str) ->
 
 
 COSTS: tuple[tuple[str, Callable[[argparse.Namespace, list[Child], str], Cell]], ...] = (
-    ("cost: 912-byte samples into a GPU, shuffled, on two cores", few_cell),
+    ("cost: 912-byte samples into a GPU by two cores, shuffled", few_cell),
     ("cost: 150,528-byte samples into a GPU, from the disk", cold_cell),
     ("cost: 912-byte samples in blocks into a GPU, from the disk past the page cache", cold_blocks_cell),
     ("cost: 912-byte samples in blocks into a GPU, from the disk into the page cache", cold_filling_cell),

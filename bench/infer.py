@@ -386,11 +386,16 @@ class Bench:
                     row["highest"] = True
                     point = {key: row[key] for key in ("model", "mode", "scenario", "drive", "drives", "supply_gib_s")}
                     measured.append(({**point, "highest": True}, number, row))
+            in_memory = statistics.median(row["queries_per_s"] for _, _, row in measured if row["mode"] == scaling.RAM)
+            least = min(row["supply_gib_s"] * GIB / row["sample_bytes"] for _, _, row in measured)
             for curve in scaling.curves(scaling.rows(measured)):
                 cold = curve["mode"] == scaling.COLD
                 rates = [point["queries_per_s"] for point in curve["points"] if point["queries_per_s"]]
-                what = "grows, monotonic within its intervals" if cold else "the same within its intervals"
-                holds = bool(curve["rises"] and curve["monotonic"] if cold else curve["same"])
+                # A supply that brings what Server reaches in memory has nothing to grow to.
+                grows = cold and least < NEAR * in_memory
+                what = ("grows, " if grows else "") + ("monotonic" if cold else "the same") + " within its intervals"
+                what += f", the least of which brings {least:,.0f}/s" if cold and not grows else ""
+                holds = bool(curve["monotonic"] and (curve["rises"] or not grows) if cold else curve["same"])
                 self.others.append(f"- {scaling.curve_sentence(curve)}")
                 self.bound(f"{name}, {curve['mode']}, Server: the highest rate over supplies: {what}", rates, holds, 0)
 

@@ -103,7 +103,7 @@ QUESTIONS = (
             Part("feed", only=".*samples, in order", others="torch"),
             Part("feed", only=".*samples, shuffled", others="(?!copies)"),
             Part("feed", only="912-byte samples, shuffled", others="copies"),
-            Part("feed", only=".*into a GPU", others="torch"),
+            Part("feed", only=".*into a GPU(?!.*(two cores|into the page))", others="torch"),
             Part("train", as_is=()),
             Part("train_ranks", only=".* a GPU$"),
             Part("train_models", as_is=("model",)),
