@@ -404,6 +404,28 @@ def test_plain_data_sets_of_hdf5_are_handed_out_as_h5py_reads_them(tmp_path: Pat
 
 
 @pytest.mark.promise("FEED-15")
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+def test_data_sets_of_groups_and_behind_a_block_of_the_user_are_found_by_their_path(tmp_path: Path, version: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    path, values = tmp_path / "x.h5", np.arange(80, dtype=np.float32).reshape(20, 4)
+    with h5py.File(path, "w", libver=version, userblock_size=1024) as file:
+        file["train/deep/x"] = values
+        file.create_dataset("train/y", data=np.arange(20), chunks=(7,))
+        # In a circle, and a second name.
+        file["train/deep/up"] = file["train"]
+        file["also"] = file["train/deep"]
+    for columns in (None, ["/train/deep/x"], ["also/x"], ["train/y"]):
+        batch = feed.Loader(path, 20, columns=columns, shuffle="none").take()
+        assert len(batch) == 2 if columns is None else set(batch) == {columns[0].strip("/")}
+        for name in batch:
+            assert np.array_equal(np.from_dlpack(batch[name]), np.arange(20) if name.endswith("y") else values)
+    with pytest.raises(RequestError, match="no data set train/z, of train/y"):
+        feed.Loader(path, 2, columns=["train/z"])
+    for size, found in damaged(path, _core.hdf5_index, 60, 5):
+        assert all(begin + rows * width <= size for *_, width, runs in found for rows, begin in runs)
+
+
+@pytest.mark.promise("FEED-15")
 def test_data_sets_that_are_not_plain_are_refused_by_name(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     path, wide = tmp_path / "x.hdf5", np.zeros((40, 6), np.float32)

@@ -687,8 +687,8 @@ pub fn archive_index(py: Python<'_>, path: PathBuf) -> PyResult<Vec<(String, u64
     Ok(found.into_iter().map(|a| (a.name, a.offset, a.bytes, a.altered)).collect())
 }
 
-/// Data sets of an HDF5 file's root group, the named or all: (name, sides, NumPy's type, bytes of a row, [(rows, byte of the
-/// first)]) each.
+/// Data sets of an HDF5 file, the named, or all of the root group, or of all groups where that has none: (name, sides, NumPy's
+/// type, bytes of a row, [(rows, byte of the first)]) each.
 #[pyfunction]
 #[pyo3(signature = (path, columns=None))]
 #[allow(clippy::type_complexity)]

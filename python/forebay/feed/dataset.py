@@ -268,7 +268,7 @@ def indexed(index: Callable[..., Any], name: str, *settings: Any, part: str | No
         if part is None:
             raise
         lacks = f"it has no {part} "
-        if lacks in error.found or "root group has no" in error.found:
+        if lacks in error.found:
             raise RequestError(error.asked, error.found[error.found.index("it") :], "columns= of those that it has") from None
         if f" {part} " not in error.found and not NOT_READ.search(error.found):
             raise RequestError(error.asked, error.found, "the whole file, as its writer closed it") from None

@@ -25,7 +25,9 @@ ENDINGS = (".hdf5", ".h5", ".hdf")
 
 
 def hdf5(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
-    """HDF5 files as one table: each data set of the root group is a field, and its first side counts samples.
+    """HDF5 files as one table: each data set is a field, and its first side counts samples.
+
+    Those of the root group, or of all groups where it has none; `columns=["train/x"]` names one of a group.
 
     Raises RequestError: no HDF5, or a data set that is compressed, or whose chunks split its rows, by its name.
     """
@@ -42,7 +44,7 @@ def hdf5(paths: Paths, columns: Iterable[str] | None = None) -> Dataset:
         lengths = {dims[0] for _, dims, *_ in found}
         if len(lengths) != 1:
             rows = ", ".join(f"{field} {dims[0]}" for field, dims, *_ in found[:8])
-            said = f"its data sets don't all have as many rows: {rows}" if found else "its root group has none"
+            said = f"its data sets don't all have as many rows: {rows}" if found else "it has none"
             raise RequestError(f"the data sets of {name}", said, "columns=[…] of data sets whose first sides count samples")
         if layout is not None and reported != layout:
             raise RequestError(f"the data sets of {name}", f"they differ from those of {names[0]}", "files of one layout")

@@ -10,7 +10,7 @@ use super::{Damage, ParseSpec, Parser};
 use walk::{DataSet, Walk};
 
 /// Beginning of a file.
-const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
+pub(crate) const SIGNATURE: &[u8; 8] = b"\x89HDF\r\n\x1a\n";
 
 /// Up to the end-of-file address, of every version.
 const HEAD_BYTES: usize = 52;

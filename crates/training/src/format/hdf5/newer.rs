@@ -61,8 +61,8 @@ pub(super) fn summed<'a>(block: &'a [u8], what: &str) -> Result<&'a [u8], String
     }
 }
 
-/// Parses a superblock of version 2 or 3: the address of the root group's header.
-pub(super) fn superblock(head: &[u8], file_bytes: u64) -> Result<u64, String> {
+/// Parses a superblock of version 2 or 3, `begin` bytes into the file: the address of the root group's header, from there on.
+pub(super) fn superblock(head: &[u8], file_bytes: u64, begin: u64) -> Result<u64, String> {
     let head = head.get(..SUPERBLOCK_BYTES).ok_or("the file ends inside its superblock")?;
     if &head[..8] != SIGNATURE || (head[9], head[10]) != (8, 8) {
         return Err(format!(
@@ -71,10 +71,10 @@ pub(super) fn superblock(head: &[u8], file_bytes: u64) -> Result<u64, String> {
         ));
     }
     summed(head, "its superblock")?;
-    let (base, end) = (u64_at(head, 12), u64_at(head, 28));
-    match base == 0 && end <= file_bytes {
+    let (base, end, has) = (u64_at(head, 12), u64_at(head, 28), file_bytes.saturating_add(begin));
+    match base == begin && end <= has {
         true => Ok(u64_at(head, 36)),
-        false => Err(format!("its superblock says bytes {base} to {end}, and the file has {file_bytes}")),
+        false => Err(format!("its superblock says bytes {base} to {end}, and the file has {has}")),
     }
 }
 

@@ -1,12 +1,14 @@
 //! From an HDF5 file's superblock to where its data sets lie (HDF5 File Format Specification 3.0, sections II to IV):
-//! the root group's tree, names and entries, each object's header, and the tree of its chunks. Of the first generation, as
-//! h5py writes them unless told otherwise, here; what came later is parsed by `newer`.
+//! each group's tree, names and entries, each object's header, and the tree of its chunks. Of the first generation, as
+//! h5py writes them unless told otherwise, here; what came later is parsed by `newer`. Groups in the root group are only
+//! walked by who lists them.
 //!
 //! A walk does no I/O: it asks for bytes by offset and length, one request after the other, and is answered. Trees go
 //! down level by level, and everything that is asked for is counted, so that no file leads it in a circle.
 
 use super::super::bounded::{u16_at, u32_at, u64_at};
 use super::newer::{self, Array, Chunks, Link};
+use std::collections::BTreeSet;
 
 const UNDEFINED: u64 = u64::MAX;
 /// Up to the root group's entry and its scratch space, of version 1.
@@ -14,7 +16,11 @@ const SUPERBLOCK_BYTES: u64 = 100;
 const REQUESTS_MAX: usize = 1 << 18;
 /// Limit on a header's block, a list of names, a node.
 const BLOCK_BYTES_MAX: u64 = 1 << 20;
+/// Objects of the root group, and of all groups of a walk that lists them.
 const OBJECTS_MAX: usize = 1024;
+const LISTED_MAX: usize = 1 << 16;
+/// Bytes of an object's name with those of its groups.
+const NAME_BYTES_MAX: usize = 1024;
 const RANK_MAX: usize = 32;
 const CHUNKS_MAX: u64 = 1 << 24;
 /// Kept of a message that says what an item is: as much as a number, or an enumeration's, takes.
@@ -84,7 +90,7 @@ enum Task {
     ArrayBlock(Array),
     Heap,
     Names,
-    /// A node of the root group's tree, or of a data set's chunks, below one of that level.
+    /// A node of a group's tree, or of a data set's chunks, below one of that level.
     Node {
         chunks: bool,
         below: u16,
@@ -115,6 +121,18 @@ struct Object {
     is_packed: bool,
     /// The number of the filter in its pipeline that stores a Fletcher-32 sum behind everything else.
     summed_by: Option<u8>,
+    header: u64,
+    /// Of a group: its tree of symbols, and its list of names.
+    group: Option<(u64, u64)>,
+    /// It may be a group whose objects are looked at.
+    is_walked: bool,
+}
+
+/// An object that is yet to be looked at.
+struct Symbol {
+    /// Its name behind those of its groups, `train/x`.
+    name: String,
+    header: u64,
 }
 
 pub(crate) struct Walk {
@@ -123,16 +141,20 @@ pub(crate) struct Walk {
     requests: usize,
     /// Bytes that may still be asked for: a structure is asked for once, or twice where two names lead to it.
     left: u64,
-    /// The root group's header comes first.
-    in_root: bool,
-    tree: Option<u64>,
-    heap_at: Option<u64>,
+    /// The list of names of the group whose header was read last.
     names: Vec<u8>,
-    /// (name in the list, header), those to be read last first.
-    symbols: Vec<(u64, u64)>,
+    /// Those to be read last first.
+    symbols: Vec<Symbol>,
+    objects: usize,
+    /// Headers of groups that were walked: a second name of one leads nowhere new, or in a circle.
+    groups: BTreeSet<u64>,
     object: Object,
-    /// Chunks are kept, one by one.
+    /// Chunks are kept, one by one, and groups are walked.
     lists: bool,
+    /// Names of data sets that a walk is for: groups without one aren't walked.
+    wanted: Option<Vec<String>>,
+    /// Bytes of the file before its superblock, from which on offsets count.
+    base: u64,
     pub sets: Vec<DataSet>,
 }
 
@@ -143,20 +165,23 @@ impl Walk {
             todo: vec![(Task::Superblock, 0, SUPERBLOCK_BYTES.min(file_bytes))],
             requests: 0,
             left: 2 * file_bytes.min(1 << 62),
-            in_root: true,
-            tree: None,
-            heap_at: None,
             names: Vec::new(),
             symbols: Vec::new(),
-            object: Object::default(),
+            objects: 0,
+            groups: BTreeSet::new(),
+            // The root group.
+            object: Object { is_walked: true, ..Object::default() },
             lists: false,
+            wanted: None,
+            base: 0,
             sets: Vec::new(),
         }
     }
 
-    /// A walk that keeps where each chunk lies.
-    pub(crate) fn listing(file_bytes: u64) -> Walk {
-        Walk { lists: true, ..Walk::begin(file_bytes) }
+    /// A walk that keeps where each chunk lies, through all groups, or the root group and those that lead to the wanted data sets.
+    /// `file_bytes`: behind the `base` bytes before the superblock.
+    pub(crate) fn listing(file_bytes: u64, base: u64, wanted: Option<&[String]>) -> Walk {
+        Walk { lists: true, base, wanted: wanted.map(<[String]>::to_vec), ..Walk::begin(file_bytes) }
     }
 
     /// The bytes that it needs next: offset and length, within the file. None: it is through.
@@ -185,7 +210,7 @@ impl Walk {
             Task::Heap => self.heap(bytes).map_err(odd)?,
             Task::Names => {
                 self.names = bytes.to_vec();
-                let tree = self.tree.ok_or((at, "the root group has no tree".to_string()))?;
+                let (tree, _) = self.object.group.ok_or((at, "a group has no tree".to_string()))?;
                 self.node(tree, false, 256)?;
             }
             Task::Node { chunks, below } => self.node_head(at, bytes, chunks, below).map_err(odd)?,
@@ -222,7 +247,7 @@ impl Walk {
             0 => 0,
             1 => 4,
             _ => {
-                let root = newer::superblock(head, self.file_bytes)?;
+                let root = newer::superblock(head, self.file_bytes, self.base)?;
                 return self.ask_header(root).map_err(|(_, what)| what);
             }
         };
@@ -233,8 +258,8 @@ impl Walk {
             ));
         }
         let (base, end) = (u64_at(head, 24 + more), u64_at(head, 40 + more));
-        if base != 0 || end > self.file_bytes {
-            let has = self.file_bytes;
+        let has = self.file_bytes.saturating_add(self.base);
+        if base != self.base || end > has {
             return Err(format!("its superblock says bytes {base} to {end}, and the file has {has}"));
         }
         let root = u64_at(head, 64 + more);
@@ -243,6 +268,7 @@ impl Walk {
 
     /// The begin of an object's header, of either version: the second's may end the file sooner.
     fn ask_header(&mut self, at: u64) -> Result<(), Odd> {
+        self.object.header = at;
         let bytes = newer::PREFIX_BYTES.min(self.file_bytes.saturating_sub(at)).max(16);
         self.ask(Task::Header, at, bytes)
     }
@@ -297,22 +323,36 @@ impl Walk {
         Ok(())
     }
 
-    /// A link of the root group, as a message.
+    /// A link of a group, as a message.
     fn link(&mut self, body: &[u8]) -> Result<(), String> {
         let (name, leads) = newer::link(body)?;
         match leads {
-            Link::Header(at) => {
-                self.symbols.push((self.names.len() as u64, at));
-                self.names.extend_from_slice(name);
-                self.names.push(0);
-            }
-            Link::Elsewhere(why) if name == super::SAMPLES.as_bytes() => {
-                return Err(format!("'{}' isn't in this file: {why}", super::SAMPLES));
-            }
-            Link::Elsewhere(_) => {}
+            Link::Header(at) => self.symbol(name, at),
+            Link::Elsewhere(why) => self.elsewhere(name, why),
         }
-        match self.symbols.len() > OBJECTS_MAX {
-            true => Err(format!("its root group has more than {OBJECTS_MAX} objects")),
+    }
+
+    /// Notes an object of the group whose header was read last.
+    fn symbol(&mut self, name: &[u8], header: u64) -> Result<(), String> {
+        let group = &self.object.set.name;
+        let name = String::from_utf8_lossy(name);
+        let name = if group.is_empty() { name.into_owned() } else { format!("{group}/{name}") };
+        if name.len() > NAME_BYTES_MAX {
+            return Err(format!("an object's name has {} bytes, with those of its groups", name.len()));
+        }
+        self.objects += 1;
+        let most = if self.lists { LISTED_MAX } else { OBJECTS_MAX };
+        if self.objects > most {
+            return Err(format!("it has more than {most} objects"));
+        }
+        self.symbols.push(Symbol { name, header });
+        Ok(())
+    }
+
+    /// A name of a group whose object isn't in this file, or isn't followed there.
+    fn elsewhere(&self, name: &[u8], why: &str) -> Result<(), String> {
+        match self.object.set.name.is_empty() && name == super::SAMPLES.as_bytes() {
+            true => Err(format!("'{}' isn't in this file: {why}", super::SAMPLES)),
             false => Ok(()),
         }
     }
@@ -340,13 +380,18 @@ impl Walk {
                 self.object.set.filter = Some(last.map_or(0, |(_, id)| id));
                 self.object.summed_by = last.and_then(|(number, id)| (id == FLETCHER).then_some(number));
             }
-            0x02 if self.in_root && newer::is_dense(body) => {
-                return Err(
-                    "its root group keeps its names in a heap, as one of many objects, which isn't read here"
-                        .into(),
-                );
+            0x02 if self.object.is_walked && newer::is_dense(body) => {
+                let group = &self.object.set.name;
+                let group = if group.is_empty() { "its root group" } else { &format!("its group {group}") };
+                return Err(format!(
+                    "{group} keeps its names in a heap, as one of many objects, which isn't read here; h5repack --high=0 IN OUT \
+                     writes one that is"
+                ));
             }
-            0x06 if self.in_root => self.link(body)?,
+            0x06 if self.object.is_walked => {
+                self.groups.insert(self.object.header);
+                self.link(body)?;
+            }
             0x10 => {
                 short(16)?;
                 let task = match self.object.numbered {
@@ -355,9 +400,10 @@ impl Walk {
                 };
                 self.ask(task, u64_at(body, 0), u64_at(body, 8)).map_err(|(_, what)| what)?;
             }
-            0x11 if self.in_root => {
+            0x11 if self.object.is_walked => {
                 short(16)?;
-                (self.tree, self.heap_at) = (Some(u64_at(body, 0)), Some(u64_at(body, 8)));
+                self.groups.insert(self.object.header);
+                self.object.group = Some((u64_at(body, 0), u64_at(body, 8)));
             }
             _ => {}
         }
@@ -409,11 +455,9 @@ impl Walk {
         }
     }
 
-    /// All messages of the root group or of an object have come.
+    /// All messages of an object have come.
     fn header_ended(&mut self) -> Result<(), String> {
-        if self.in_root {
-            self.in_root = false;
-            let Some(heap) = self.heap_at.filter(|_| self.tree.is_some()) else { return Ok(()) };
+        if let Some((_, heap)) = self.object.group {
             return self.ask(Task::Heap, heap, 32).map_err(|(_, what)| what);
         }
         let Object { set, chunk_dims, chunk_tree, chunk_list, .. } = &mut self.object;
@@ -484,7 +528,7 @@ impl Walk {
     /// The list of names.
     fn heap(&mut self, head: &[u8]) -> Result<(), String> {
         if &head[..4] != b"HEAP" {
-            return Err("the root group's list of names doesn't begin with HEAP".into());
+            return Err("a group's list of names doesn't begin with HEAP".into());
         }
         self.ask(Task::Names, u64_at(head, 24), u64_at(head, 8)).map_err(|(_, what)| what)
     }
@@ -541,17 +585,13 @@ impl Walk {
     fn symbol_entries(&mut self, bytes: &[u8], count: u16) -> Result<(), String> {
         const SOFT_LINK: u32 = 2;
         for entry in bytes.chunks_exact(40).take(count.into()) {
-            let (name, header) = (u64_at(entry, 0), u64_at(entry, 8));
-            if u32_at(entry, 16) != SOFT_LINK {
-                self.symbols.push((name, header));
-            } else if self.name_at(name) == super::SAMPLES.as_bytes() {
-                return Err(format!("'{}' isn't in this file: {}", super::SAMPLES, newer::SOFT));
+            let (name, header) = (self.name_at(u64_at(entry, 0)).to_vec(), u64_at(entry, 8));
+            match u32_at(entry, 16) {
+                SOFT_LINK => self.elsewhere(&name, newer::SOFT)?,
+                _ => self.symbol(&name, header)?,
             }
         }
-        match self.symbols.len() > OBJECTS_MAX {
-            true => Err(format!("its root group has more than {OBJECTS_MAX} objects")),
-            false => Ok(()),
-        }
+        Ok(())
     }
 
     fn chunk_entries(&mut self, bytes: &[u8], level: u8, used: u16) -> Result<(), Odd> {
@@ -608,13 +648,15 @@ impl Walk {
             self.whole(&set, chunks, &chunk_dims)?;
             self.sets.push(set);
         }
-        let Some((name, header)) = self.symbols.pop() else { return Ok(()) };
-        let text = self.name_at(name);
-        self.object.set.name = String::from_utf8_lossy(&text[..text.len().min(256)]).into_owned();
+        let Some(Symbol { name, header }) = self.symbols.pop() else { return Ok(()) };
+        let leads = |wanted: &String| wanted.strip_prefix(&name).is_some_and(|rest| rest.starts_with('/'));
+        let is_wanted = self.wanted.as_ref().is_none_or(|wanted| wanted.iter().any(leads));
+        self.object.is_walked = self.lists && is_wanted && !self.groups.contains(&header);
+        self.object.set.name = name;
         self.ask_header(header)
     }
 
-    /// The name in the root group's list that begins there.
+    /// The name in the group's list that begins there.
     fn name_at(&self, at: u64) -> &[u8] {
         let text = self.names.get(at as usize..).unwrap_or_default();
         text.split(|byte| *byte == 0).next().unwrap_or_default()

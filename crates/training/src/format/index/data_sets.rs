@@ -3,6 +3,7 @@
 use super::ReadAt;
 use crate::format::bounded::{u16_at, u32_at};
 use crate::format::hdf5::walk::{self, DataLayout, Walk};
+use crate::format::hdf5::SIGNATURE;
 use crate::format::Damage;
 
 /// Filters by their identifiers, as The HDF Group registers them.
@@ -24,9 +25,13 @@ const FILTERS: &[(u16, &str)] = &[
 /// Bytes of a number, exponent's bits and mantissa's bits.
 const FLOATS: [(u32, u8, u8); 3] = [(2, 5, 10), (4, 8, 23), (8, 11, 52)];
 
-/// A data set in a file's root group.
+/// Bytes before the superblock at most, where a user's own stand there: a power of two.
+const USER_BLOCK_MAX: u64 = 1 << 30;
+
+/// A data set of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataSet {
+    /// With those of its groups: `train/x`.
     pub name: String,
     pub dims: Vec<u64>,
     /// Type of an item, as NumPy writes it; `|V12` where it is bytes to us.
@@ -37,8 +42,7 @@ pub struct DataSet {
     pub runs: Vec<(u64, u64)>,
 }
 
-/// The named data sets of the root group, or all with rows, by name. One that doesn't lie in the file as it is is an error that
-/// names it.
+/// The named data sets, or all of the root group, or of all groups where that has none, by name. One that doesn't lie in the file as it is is an error that names it.
 ///
 /// # Errors
 /// What isn't HDF5, or isn't read here, with its place.
@@ -47,22 +51,58 @@ pub fn index_data_sets(
     wanted: Option<&[String]>,
     read: &mut ReadAt<'_>,
 ) -> Result<Vec<DataSet>, Damage> {
-    let mut walk = Walk::listing(file_bytes);
+    let base = superblock_at(file_bytes, read)?;
+    let from_root = |name: &String| name.trim_start_matches('/').to_string();
+    let wanted: Option<Vec<String>> = wanted.map(|names| names.iter().map(from_root).collect());
+    let mut walk = walked(file_bytes, base, Some(wanted.as_deref().unwrap_or_default()), read)?;
+    if wanted.is_none() && walk.sets.is_empty() {
+        walk = walked(file_bytes, base, None, read)?;
+    }
+    let is_known = |name: &String| walk.sets.iter().any(|set| set.name == *name);
+    if let Some(name) = wanted.iter().flatten().find(|name| !is_known(name)) {
+        let known = walk.sets.iter().map(|set| set.name.as_str()).take(12).collect::<Vec<_>>().join(", ");
+        let known = if known.is_empty() { "no other".to_string() } else { known };
+        return Err(Damage::new(0, 0, format!("it has no data set {name}, of {known}")));
+    }
+    let is_chosen = |set: &&walk::DataSet| wanted.as_ref().is_none_or(|wanted| wanted.contains(&set.name));
+    let chosen = walk.sets.iter().filter(is_chosen);
+    let mut found = chosen.map(plain).collect::<Result<Vec<_>, _>>()?;
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    for (_, at) in found.iter_mut().flat_map(|set| &mut set.runs) {
+        *at += base;
+    }
+    Ok(found)
+}
+
+/// A walk that is through. `base`: bytes before the superblock.
+fn walked(
+    file_bytes: u64,
+    base: u64,
+    wanted: Option<&[String]>,
+    read: &mut ReadAt<'_>,
+) -> Result<Walk, Damage> {
+    let mut walk = Walk::listing(file_bytes - base, base, wanted);
     let mut bytes = Vec::new();
     while let Some((at, length)) = walk.asks() {
         bytes.resize(length as usize, 0);
-        read(at, &mut bytes).map_err(|error| Damage::new(0, at, error.to_string()))?;
-        walk.answer(&bytes).map_err(|(at, what)| Damage::new(0, at, what))?;
+        read(base + at, &mut bytes).map_err(|error| Damage::new(0, base + at, error.to_string()))?;
+        walk.answer(&bytes).map_err(|(at, what)| Damage::new(0, base.saturating_add(at), what))?;
     }
-    let is_known = |name: &String| walk.sets.iter().any(|set| set.name == *name);
-    if let Some(name) = wanted.into_iter().flatten().find(|name| !is_known(name)) {
-        let known = walk.sets.iter().map(|set| set.name.as_str()).take(12).collect::<Vec<_>>().join(", ");
-        return Err(Damage::new(0, 0, format!("its root group has no data set {name}, of {known}")));
+    Ok(walk)
+}
+
+/// Returns where the superblock begins: behind a block of the user's, if there is one. 0 where there is none at all.
+fn superblock_at(file_bytes: u64, read: &mut ReadAt<'_>) -> Result<u64, Damage> {
+    let mut signature = [0; SIGNATURE.len()];
+    let powers =
+        std::iter::successors(Some(512_u64), |at| Some(at * 2)).take_while(|at| *at <= USER_BLOCK_MAX);
+    for at in std::iter::once(0).chain(powers).take_while(|at| at + 8 <= file_bytes) {
+        read(at, &mut signature).map_err(|error| Damage::new(0, at, error.to_string()))?;
+        if &signature == SIGNATURE {
+            return Ok(at);
+        }
     }
-    let chosen = walk.sets.iter().filter(|set| wanted.is_none_or(|wanted| wanted.contains(&set.name)));
-    let mut found = chosen.map(plain).collect::<Result<Vec<_>, _>>()?;
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
+    Ok(0)
 }
 
 fn plain(set: &walk::DataSet) -> Result<DataSet, Damage> {
