@@ -277,6 +277,42 @@ def copies_alone(case: Case) -> Iterator[int]:
         yield done.get()
 
 
+def copies_of_blocks(case: Case) -> Iterator[int]:
+    """The floor of mixed blocks: one thread that copies rows of windows, which are there, into memory used again and again."""
+    import numpy as np
+
+    # Together far more than a processor's cache.
+    in_window = WINDOW_BYTES // case.row
+    windows = [np.ones((in_window, case.row), np.uint8) for _ in range(3)]
+    rooms = [np.ones((case.batch, case.row), np.uint8) for _ in range(4)]
+    mixed = np.random.default_rng(0).permutation(in_window)
+    for number in itertools.count():
+        for at in range(0, in_window - case.batch + 1, case.batch):
+            # With "raise", rows would be copied twice.
+            room, rows = rooms[at // case.batch % 4], windows[number % 3]
+            yield np.take(rows, mixed[at : at + case.batch], axis=0, out=room, mode="clip").size
+
+
+def forebay_from_disk(case: Case) -> Iterator[int]:
+    """First epochs alone, each a whole one by a new loader, whose file the page cache has let go of: from its making to its last
+    batch. What closing it takes isn't of the epoch."""
+    from forebay.torch import Loader
+
+    while True:
+        with BESIDE:
+            forget(case.file)
+        moved, loader = 0, Loader(rows_of(case), case.batch, shuffle=case.order)
+        with BESIDE:
+            if (loader.cached_share() or 0) > 0.01:
+                raise RuntimeError(f"{case.file} stays in the page cache: some process has it mapped")
+        for batch in loader:
+            moved += batch["data"].numel()
+            del batch
+        with BESIDE:
+            loader.close()
+        yield moved
+
+
 # Batches by number ---------------------------------------------------------------------------------------
 
 
@@ -644,6 +680,8 @@ SIDES = {
     "grain-2": lambda case: grain(case, 2),
     "spdl": spdl,
     "copies-alone": copies_alone,
+    "copies-of-blocks": copies_of_blocks,
+    "forebay-from-disk": forebay_from_disk,
     "loader": lambda case: after_an_epoch(forebay(case), case),
     "loader-numpy": lambda case: after_an_epoch(forebay_numpy(case), case),
     "rows": lambda case: after_an_epoch(rows_by_arrays(case), case),

@@ -3,10 +3,11 @@
 forebay.torch.Loader beside a bare pread loop, PyTorch's DataLoader without and with workers, SPDL, WebDataset, MosaicML Streaming
 and Grain, over the same samples in the page cache. --ml names a Python that has forebay, torch and the peers; who isn't
 installed there is left out and named. `--only 'by number'` has what is asked for whole batches by number: Rows, under DataLoader
-too, and FeatureStore, beside the loader. With --gpu, shuffled samples go into the first GPU, beside PyTorch's DataLoader and a
-loop of index_select with two pinned buffers; `--only cost:` has what surrounds that: two cores alone, samples that come from
-the disk, batches without anything to read, and the time to the first batch; `--only ranks:`, of two GPUs, both beside
-one, on shares of a file and on a file each. Exit: 0 if every bound holds, 1 if one does not.
+too, and FeatureStore, beside the loader; `--only 'from the disk'`, first epochs of samples that aren't cached, beside fio's
+O_DIRECT on the same file, in 150 s with `--rounds 3 --seconds 3`. With --gpu, shuffled samples go into the first GPU, beside
+PyTorch's DataLoader and a loop of index_select with two pinned buffers; `--only cost:` has what surrounds that: two cores alone,
+samples that come from the disk, batches without anything to read, and the time to the first batch; `--only ranks:`, of two
+GPUs, both beside one, on shares of a file and on a file each. Exit: 0 if every bound holds, 1 if one does not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from child import HERE, Child, asked, closing, together
 from gpu import count as gpu_count
+from peers import fio_uring
 from side_by_side import GIB, Bound, Cell, Contender, arguments, compare, say
 
 PROMISES = ("MSR-26", "MSR-27")
@@ -34,10 +36,15 @@ GPU_SAMPLES = ((150_528, 256, 40.0, 100.0), (912, 8192, 27e6, 100.0), (2048, 819
 # Of first epochs, in GiB/s.
 GPU_FIRST = 30.0
 # On two cores, times the tuned loop's rate, and of the rate of kernels alone. From the disk, of what reads by O_DIRECT reach.
-GPU_FEW, GPU_OF_KERNEL, GPU_COLD = 5.0, 0.95, 0.97
+GPU_FEW, GPU_OF_KERNEL, COLD = 5.0, 0.95, 0.97
 FEW_FLOORS = ("gather-2-cores", "torch-kernel-2-cores")
 # CPU ms/GiB of samples from the disk: 0.06 s/GB.
-GPU_COLD_COST = 64.4
+COLD_COST = 64.4
+# Orders of samples that come from the disk. Of short ones each anywhere, each is a read of its own.
+COLD_ORDERS = {150_528: ("none", "blocks", "rows"), 912: ("none", "blocks")}
+ORDERS = {"none": "in order", "blocks": "in blocks", "rows": "shuffled"}
+# fio's, registered: as many reads under way as keep a disk busy, and their bytes.
+DIRECT, DIRECT_DEPTH, DIRECT_BYTES = "fio-direct", 16, 2 << 20
 # Times one GPU's rate.
 TWO_GPUS = 1.8
 # CPU ns to hand over a batch of nothing; first batches of 10⁸ rows a second.
@@ -49,6 +56,8 @@ GPU_UNIT = 150_528 * 912 * 128 // 48
 # Made of Python for each sample: what they reach is bounded by that.
 WITH_WORKERS = ("torch-2", "webdataset-2", "streaming-2", "grain-2")
 FLOOR = "copies-alone"
+# What a processor pays for blocks of short samples, besides the reads: where that is more than may be, the machine forbids it.
+BLOCKS_FLOOR = "copies-of-blocks"
 # Of a loader's rate, by whatever reads whole batches by number; what shuffles in Python is bounded by that.
 BY_NUMBER = 0.9
 BY_NUMBER_SIDES = ("loader", "loader-numpy", "rows", "rows-lists", "rows-numpy", "rows-arrays", "rows-collated", "features")
@@ -85,10 +94,15 @@ def main() -> int:
             cells.append(lambda n=name, b=build: b(options, children, n))  # type: ignore[misc]
     for row, batch, size in () if options.gpu else SAMPLES:
         for order in ("none", "rows"):
-            name = f"{row:,}-byte samples, {'shuffled' if order == 'rows' else 'in order'}"
+            name = f"{row:,}-byte samples, {ORDERS[order]}"
             if not options.only or options.only in name:
                 case = (row, batch, size)
                 cells.append(lambda n=name, c=case, o=order: cell(options, children, n, c, o))  # type: ignore[misc]
+        for order in COLD_ORDERS[row]:
+            name = f"{row:,}-byte samples from the disk, {ORDERS[order]}"
+            if not options.only or options.only in name:
+                case = (row, batch, size)
+                cells.append(lambda n=name, c=case, o=order: from_disk_cell(options, children, n, c, o))  # type: ignore[misc]
     row, batch, size = SAMPLES[-1]
     name = f"{row:,}-byte rows by number, {batch:,} at a time"
     if not options.gpu and (not options.only or options.only in name):
@@ -114,6 +128,18 @@ def cell(options: argparse.Namespace, children: list[Child], name: str, case: tu
     sides = ("forebay", "pread", "torch-in-order") if order == "none" else ("forebay", FLOOR, *ALONE, *WITH_WORKERS)
     contenders = taking_turns(options, children, sides, file, (row, batch), order, folder)
     return Cell(name, contenders, bounds(order))
+
+
+def from_disk_cell(
+    options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int, int], order: str
+) -> Cell:
+    row, batch, size = case
+    file = samples(options.dir / f"feed-{row}.bin", size // row * row)
+    sides = ("forebay-from-disk", *((BLOCKS_FLOOR,) if (row, order) == (SAMPLES[-1][0], "blocks") else ()))
+    contenders = taking_turns(options, children, sides, file, (row, batch), order)
+    contenders.append(fio_uring(DIRECT, file, "read", DIRECT_BYTES, DIRECT_DEPTH))
+    bounds = [Bound("rate", (DIRECT,), at_least=COLD), Bound("cost", (), at_most=COLD_COST)]
+    return Cell(name, contenders, bounds, ours="forebay-from-disk")
 
 
 def by_number_cell(options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int, int]) -> Cell:
@@ -178,15 +204,15 @@ def few_cell(options: argparse.Namespace, children: list[Child], name: str) -> C
 def cold_cell(options: argparse.Namespace, children: list[Child], name: str) -> Cell:
     sides = ("forebay-cold", "direct")
     contenders = taking_turns(options, children, sides, gpu_file(options), (150_528, 256), "blocks")
-    return Cell(name, contenders, [Bound("rate", sides[1:], at_least=GPU_COLD)], ours=sides[0])
+    return Cell(name, contenders, [Bound("rate", sides[1:], at_least=COLD)], ours=sides[0])
 
 
 def cold_blocks_cell(
-    options: argparse.Namespace, children: list[Child], name: str, side: str = "forebay-cold", most: float | None = GPU_COLD_COST
+    options: argparse.Namespace, children: list[Child], name: str, side: str = "forebay-cold", most: float | None = COLD_COST
 ) -> Cell:
     """Blocks of short samples beside the disk. What another side has mapped would stay in the page cache: there is none."""
     contenders = taking_turns(options, children, (side, "direct"), gpu_file(options), (912, 8192), "blocks")
-    bounds = [Bound("rate", ("direct",), at_least=GPU_COLD)]
+    bounds = [Bound("rate", ("direct",), at_least=COLD)]
     bounds += [Bound("cost", (), at_most=most)] if most is not None else []
     return Cell(name, contenders, bounds, ours=side)
 
