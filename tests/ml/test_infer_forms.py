@@ -65,6 +65,28 @@ def test_a_form_answers_as_its_float32_network_does(name: str, tmp_path: Path) -
     assert start["why"] is None and start["load_bytes"] > 0
 
 
+@pytest.mark.promise("INF-13")
+def test_a_small_form_is_computed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for one another after each of its short layers were 10 to 140 times slower beside other work."""
+    torch = pytest.importorskip("torch")
+    from forebay.infer import language, networks
+
+    form, before = forms.form("llama", True), torch.get_num_threads()
+    tensors = {name: torch.zeros(each.shape) for name, each in networks.weights("llama", 1, 0, True).items()}
+    try:
+        for asked, wanted in ((None, 1), ("3", 3)):
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            if asked is not None:
+                monkeypatch.setenv("OMP_NUM_THREADS", asked)
+            torch.set_num_threads(3)
+            model = language.Model(form, tensors, "cpu")
+            assert torch.get_num_threads() == wanted
+            model.close()
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.promise("INF-14")
 @pytest.mark.usefixtures("quick")
 def test_the_first_token_is_told_when_it_is_there(tmp_path: Path) -> None:

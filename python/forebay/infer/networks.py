@@ -7,6 +7,7 @@ float32. Values of weights change no speed; what the answers are worth, a traine
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -300,12 +301,30 @@ class Sized(Model):
         self.checked_batch = self.checked = self.batch
         self._tensors = {name: self._tensor(values) for name, values in tensors.items()}
         self._kind = torch.bfloat16 if self.on_gpu else torch.float32
+        self._threads = self._one_thread()
         self._net = self._ready(self._loaded(not self.on_gpu)).to(self._kind)
         self._float: Any = None
         self._graphs: dict[int, tuple[Any, Any, Any]] = {}
         self._pool: Any = None
         self._tried = set()
         self.beyond = None
+
+    def _one_thread(self) -> int | None:
+        """Has a small form on the CPU computed by one thread, unless OMP_NUM_THREADS says otherwise; the number that it was.
+
+        Its layers take microseconds each. Several threads wait for one another after each of them, spinning, for milliseconds
+        wherever another program has one of their processors.
+        """
+        if self.on_gpu or not self.form.small or "OMP_NUM_THREADS" in os.environ:
+            return None
+        before: int = self._torch.get_num_threads()
+        self._torch.set_num_threads(1)
+        return before
+
+    def close(self) -> None:
+        super().close()
+        if self._threads is not None:
+            self._torch.set_num_threads(self._threads)
 
     def _make(self) -> Any:
         raise NotImplementedError
