@@ -135,6 +135,20 @@ def test_memory_is_flat_over_drives_where_the_control_isnt(ideal: type[Ideal], c
 
 
 @pytest.mark.promise("INF-15")
+def test_an_interval_of_two_rounds_that_differ_ends_above_0() -> None:
+    def measured(number: int, drives: int, rate: float) -> scaling.Measured:
+        point = {
+            "model": "toy", "mode": "ram", "scenario": "Offline", "drive": "D3-S4520", "drives": drives, "supply_gib_s": drives,
+        }  # fmt: skip
+        return point, number, {"queries_per_s": rate}
+
+    made = scaling.rows([measured(n, d, r) for n, d, r in ((0, 1, 10.0), (0, 2, 20.0), (1, 1, 20.0), (1, 2, 10.0))])
+    # Twice as many in one round and half in the other: either way round the same, and 1 on average.
+    assert made[1]["ratio"] == pytest.approx(1.0) and 0 < made[1]["low"] == pytest.approx(1 / made[1]["high"])
+    assert "does not hold" in scaling.sentence(scaling.flat(made)[0])
+
+
+@pytest.mark.promise("INF-15")
 def test_a_curve_is_judged_by_its_intervals() -> None:
     """A fall beyond them, an end that isn't known, and supplies at which nothing passes."""
 

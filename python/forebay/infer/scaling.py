@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forebay.numbers import bytes_, ratio, seconds, whole
-from forebay.stats import mean_interval
+from forebay.stats import Interval, mean_interval
 from forebay.units import GIB
 
 PRESET = "inference-drives"
@@ -20,7 +20,7 @@ FLAT_GPU, FLAT_HOST = 0.01, 0.03
 GROWS = 1.1
 # Highest rates whose intervals overlap are told to be the same if these are no wider: times the low end.
 TELLS = 1.5
-# Of two rounds that differ, an interval may have no end to speak of.
+# Of two rounds that differ, an interval may have no ends to speak of.
 LOG_MOST = 60.0
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ def rows(measured: Sequence[Measured]) -> list[Row]:
             each[n][1]["queries_per_s"] / base[n][1]["queries_per_s"]
             for n in sorted(each) if n in base and count != fewest and not highest
         ]  # fmt: skip
-        interval = mean_interval(ratios) if ratios else None
+        interval = of_logarithms(ratios) if ratios else None
         rates = [rate for _, p in each.values() if (rate := _rate(p, highest))]
         passing = [p for _, p in each.values() if p.get("valid")] if highest else []
         loads = [p["load_s"] for _, p in each.values() if p.get("load_s")]
@@ -70,6 +70,13 @@ def rows(measured: Sequence[Measured]) -> list[Row]:
         made,
         key=lambda r: (order.index(r["model"]), r["mode"] != RAM, r["scenario"], r["highest"], r["drive"], r["drives"]),
     )
+
+
+def of_logarithms(values: Sequence[float]) -> Interval:
+    """The mean and its interval by the values' logarithms: of rates and ratios of two rounds that differ none reaches below 0."""
+    found = mean_interval([math.log(value) for value in values])
+    low, high = (None if end is None else math.exp(min(max(end, -LOG_MOST), LOG_MOST)) for end in (found.low, found.high))
+    return Interval(math.exp(found.estimate), low, high, found.n)
 
 
 def _rate(part: Mapping[str, Any], highest: bool) -> float | None:
@@ -96,9 +103,9 @@ def _span(passing: Sequence[Mapping[str, Any]]) -> Row:
     for at, values in enumerate((lows, [min(rates) for rates in failed if rates])):
         # An end that a round lacks isn't known.
         if values and len(values) == len(passing):
-            interval = mean_interval([math.log(value) for value in values])
+            interval = of_logarithms(values)
             end = (interval.low, interval.high)[at]
-            ends[at] = values[0] if end is None else math.exp(min(end, LOG_MOST))
+            ends[at] = values[0] if end is None else end
     return {"low_per_s": ends[0], "high_per_s": ends[1]}
 
 
