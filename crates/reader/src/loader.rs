@@ -263,13 +263,15 @@ impl Loader {
             fills: None,
         };
         let step = table.columns().iter().map(|column| column.step).max().unwrap_or(0);
-        let cold = fill::decide(&table, spec.cache, shuffle, share.world, step, spec.memory.gpu().is_some());
-        inner.fills = cold.fills.then(Fills::default);
         // Each of several ranks reads the others' rows along with its own: less than its own would take one by one, if they are short.
-        let staged = fill::reads_whole(share.world, step) && cufile.is_none() && !cold.fills;
+        let whole = fill::reads_whole(share.world, step) && cufile.is_none();
         let room = spec.limit_bytes.map(|limit| limit.saturating_sub(least));
-        inner.stages =
-            (staged && stage::pays(&table, &inner.order, room)).then(|| Stages::new(spec.memory.gpu()));
+        let staged = whole && stage::pays(&table, &inner.order, room);
+        let by_long_reads = staged && share.world == 1 || fill::are_long_reads(&table, shuffle, &share);
+        let into_gpu = spec.memory.gpu().is_some();
+        let cold = fill::decide(&table, spec.cache, (shuffle, share.world), step, into_gpu, by_long_reads);
+        inner.fills = cold.fills.then(Fills::default);
+        inner.stages = (staged && !cold.fills).then(|| Stages::new(spec.memory.gpu()));
         let process = std::process::id();
         Ok(Loader {
             table,
@@ -395,6 +397,7 @@ impl Loader {
             let epoch = inner.epoch + 1;
             inner.clear_reads();
             if self.cold.later {
+                inner.stages = None;
                 inner.fills.get_or_insert_default();
             }
             inner.figures.end(asked);

@@ -60,8 +60,8 @@ class Loader:
     transform   called with each batch, whose result is handed out instead: decoding, augmentation
     cache       what becomes of data that isn't in the page cache: "fill": it is read there, ahead of batches, so that the next
                 epoch finds it; "bypass": it is read past it, in every epoch anew; "auto": fill where the files come to three
-                quarters of the memory that is available at most, or where ranks share blocks, of long
-                samples from the second epoch on; into a GPU bypass
+                quarters of the memory that is available at most, or where ranks share blocks, what comes
+                past it by long reads from the second epoch on; into a GPU bypass
 
     Iterating hands out one epoch. A batch is a mapping from names to columns, which NumPy, PyTorch, CuPy and JAX take by
     `from_dlpack` without a copy. Its memory is used again once the batch and all arrays made of it are gone, and on a GPU once

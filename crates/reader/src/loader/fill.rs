@@ -8,7 +8,7 @@ use crate::request::Request;
 use crate::rows::COPIED_ROW_BYTES_MAX;
 use crate::thread_pool;
 use forebay_io::{MemoryFacts, Roots};
-use forebay_model::feed::{EpochOrder, Shuffle};
+use forebay_model::feed::{EpochOrder, Share, Shuffle};
 use forebay_model::units::BYTES_PER_GIB as GIB;
 use forebay_model::Error;
 use std::ops::Range as Span;
@@ -28,8 +28,8 @@ const RANDOM_READ_BYTES: u64 = 32 << 10;
 /// What becomes of data that isn't cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheUse {
-    /// `Fill` where the files fit in memory, or ranks share blocks; else, and into a GPU, `Bypass`. Long samples, which come past the
-    /// page cache without a copy, are read there from the second epoch on: many jobs have but one.
+    /// `Fill` where the files fit in memory, or ranks share blocks; else, and into a GPU, `Bypass`. What comes past the page cache by
+    /// long reads is read there from the second epoch on: many jobs have but one.
     #[default]
     Auto,
     /// It is read into the page cache.
@@ -68,14 +68,15 @@ impl Decision {
     }
 }
 
-/// Decides whether what isn't cached is read into the page cache. `step`: bytes from one row to the next.
+/// Decides whether what isn't cached is read into the page cache. `step`: bytes from one row to the next; `by_long_reads`: whether
+/// it would come past the cache so.
 pub(super) fn decide(
     table: &Table,
     asked: CacheUse,
-    shuffle: Shuffle,
-    world: u64,
+    (shuffle, world): (Shuffle, u64),
     step: u64,
     into_gpu: bool,
+    by_long_reads: bool,
 ) -> Decision {
     let able = table.all_are_files() && table.files().all(|reader| reader.can_fill_cache());
     let (mut fills, mut why) = match asked {
@@ -93,12 +94,23 @@ pub(super) fn decide(
             fits(bytes, MemoryFacts::page_cache_room_bytes(&Roots::host()), shared)
         }
     };
-    let long = |column: &Column| column.bytes >= COPIED_ROW_BYTES_MAX;
-    let later = fills && asked == CacheUse::Auto && table.columns().iter().all(long);
+    let later = fills && asked == CacheUse::Auto && by_long_reads;
     if later {
         (fills, why) = (false, format!("from the loader's second epoch on; {why}"));
     }
     Decision { fills, later, why }
+}
+
+/// Returns whether batches of so many rows come past the page cache by long reads, but for blocks that are read whole: of long
+/// rows, or of rows in order that a rank has to itself. Shorter reads go by way of the cache.
+pub(super) fn are_long_reads(table: &Table, shuffle: Shuffle, share: &Share) -> bool {
+    let long = |bytes: u64| bytes >= COPIED_ROW_BYTES_MAX as u64;
+    let in_order = |column: &Column| {
+        let touch = column.step == column.bytes as u64;
+        touch && long(share.batch.min(table.rows()).saturating_mul(column.step))
+    };
+    let alone = shuffle == Shuffle::None && share.world == 1;
+    table.columns().iter().all(|column| long(column.bytes as u64) || alone && in_order(column))
 }
 
 /// Returns whether blocks are worth reading whole by each of so many ranks, of rows that lie so far apart.
