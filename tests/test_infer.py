@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -320,6 +321,30 @@ def test_a_search_goes_on_where_it_was_left(folder: Path, tmp_path: Path) -> Non
     for text in ("", "{", "[]", '{"schema": "forebay.infer.search/1", "key": {}, "trials": [{}]}'):
         file.write_text(text)
         assert search.Search({}, file).trials == []
+
+
+@pytest.mark.promise("INF-6")
+def test_a_model_that_is_late_alone_is_not_searched(
+    folder: Path, held: engine.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    held.library.load()
+    search.refuse_slow(held, load("Server", 1.0, server_ms=1e5))
+    with monkeypatch.context() as slow:
+        slow.setattr(rules, "MODELS", rules.MODELS | {"toy": replace(rules.MODELS["toy"], server_ms=1e-4)})
+        made = command.Run(asked(folder, scenario="Server"))
+        with pytest.raises(MachineError, match=r"no rate passes: its answer takes .* when a query is alone, .* bound is 100 ns"):
+            made.measure()
+        made.close()
+    # Of answers token by token, the first one and each later one have bounds of their own.
+    held.tokens, late = 8, {"admit": 0.0, "step": 0.0}
+    for name in late:
+        monkeypatch.setattr(held.model, name, lambda *_, name=name: time.sleep(late[name]), raising=False)
+    monkeypatch.setattr(held.model, "answer", lambda slots: None, raising=False)
+    search.refuse_slow(held, load("Server", 1.0, token_ms=(1e5, 1e5)))
+    for name, part, bounds in (("admit", "its first token", (5.0, 1e5)), ("step", "each later token", (1e5, 5.0))):
+        late |= {"admit": 0.0, "step": 0.0, name: 0.01}
+        with pytest.raises(MachineError, match=f"{part} takes .* the bound is 5.00 ms"):
+            search.refuse_slow(held, load("Server", 1.0, token_ms=bounds))
 
 
 @pytest.mark.promise("INF-6")

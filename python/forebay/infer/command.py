@@ -63,7 +63,7 @@ class Request:
     cache: str = "any"
     logs: Path | None = None
     timeout_s: float = 60.0
-    # A load that its supply should have brought sooner is refused.
+    # Refused are a load that its supply should have brought sooner, and a search that finds no rate.
     strict: bool = True
     # Of tables that stay in their file, what the device's memory holds.
     table_bytes: int = 0
@@ -233,8 +233,15 @@ class Run:
         self.model.prepare({"SingleStream": (1,), "MultiStream": (rules.PER_QUERY,)}.get(request.scenario, self.model.sizes()))
         self.engine = Engine(self._lg, self.model, self.library, request.batch, request.timeout_s)
         engine = self.engine
+        if self._searches() and request.strict:
+            search.refuse_slow(engine, request.load(1.0))
         if self.peak is None:
             self.peak = engine.watched("the model's peak", lambda: engine.peak_s(PEAK_S))
+
+    def _searches(self) -> bool:
+        """True where Server's highest rate is asked for."""
+        request = self.request
+        return request.scenario == "Server" and request.target_qps is None and not request.accuracy
 
     def _held(self, memory: Memory) -> Memory:
         """Raises RequestError where the folder has fewer samples than were asked for."""
@@ -325,7 +332,7 @@ class Run:
         elif rate is None:
             rate = search.expected(engine, request.scenario, self._say)
         load = request.load(rate)
-        if request.scenario == "Server" and request.target_qps is None and not request.accuracy:
+        if self._searches():
             kept = request.trials if request.logs is None else request.logs / SEARCH
             self.search = search.Search(self._key(), kept)
             effort = request.effort or (search.SHORT if request.short else search.Effort())

@@ -34,6 +34,9 @@ LOOK_S, ENDS_S = 0.05, 2.0
 # Between two looks; where it is longer, the whole process was stopped.
 STOPPED_S = 5.0
 QUERY_TIMEOUT_S = 60.0
+# Parts of a query by itself whose times the rules bound, and how many later tokens are timed together.
+ANSWER, FIRST, LATER = "its answer", "its first token", "each later token"
+LATER_TOKENS = 4
 
 
 class Broken(Exception):
@@ -486,6 +489,29 @@ class Engine:
             self._finished(self.model.launch(self.library.rows(self.library.ask(numbers))))
             took.append(time.perf_counter() - began)
         return sorted(took)[len(took) // 2]
+
+    def alone_s(self, part: str, enough_s: float, most: int = 3) -> float:
+        """The least time of a query by itself, of a few unless one was short enough: to its answer, to its first token, or of
+        each later one. Raises what breaks."""
+        best = float("inf")
+        for number in range(most):
+            began = time.perf_counter()
+            rows = self.library.rows(self.library.ask([number % self.library.count]))
+            if part == ANSWER:
+                self._finished(self.model.launch(rows))
+            else:
+                self.model.admit(0, rows)
+            steps = min(LATER_TOKENS, self.tokens - 1) if part == LATER else 1
+            if part == LATER:
+                began = time.perf_counter()
+                for _ in range(steps):
+                    self.model.step()
+                self.model.answer([0])
+            best = min(best, (time.perf_counter() - began) / steps)
+            self._turn.moved_at = time.perf_counter()
+            if best <= enough_s:
+                break
+        return best
 
     def samples_s(self, least_s: float) -> float:
         """Samples a second in full batches, fetched and computed ahead as in a test: of the best quarter, as other work on the

@@ -7,6 +7,7 @@ confirmed by the run itself, with a few per cent less where chance was against i
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forebay.errors import MachineError
 from forebay.infer import rules
-from forebay.infer.engine import Engine, Outcome
+from forebay.infer.engine import ANSWER, FIRST, LATER, Engine, Outcome
 from forebay.model_runs import available_bytes
+from forebay.numbers import seconds
 
 # Of what a probe found, what LoadGen is told to expect: it makes twice the queries of that for streams, 1.1 times for Offline.
 SHARE_OF_STREAM, SHARE_OF_OFFLINE = 1.25, 1.1
@@ -116,6 +119,19 @@ def expected(engine: Engine, scenario: str, say: Callable[[str], None]) -> float
         return SHARE_OF_STREAM / engine.watched("the probe", lambda: engine.query_s(samples, PROBE_S))
     rate = engine.watched("the probe", lambda: engine.samples_s(PROBE_S))
     return SHARE_OF_OFFLINE * rate if scenario == "Offline" else rate
+
+
+def refuse_slow(engine: Engine, load: rules.Load) -> None:
+    """Raises MachineError where a query by itself takes longer than a trial may: no rate passes, and trials of ever lower ones,
+    each of hundreds of queries, would take hours to find that."""
+    bounds = ((FIRST, load.token_ms[0]), (LATER, load.token_ms[1])) if load.token_ms else ((ANSWER, load.server_ms),)
+    for part, bound_ms in bounds:
+        most_s = OF_BOUND * bound_ms / 1000
+        took_s = engine.watched("one query", functools.partial(engine.alone_s, part, most_s))
+        if took_s > most_s:
+            found = f"{part} takes {seconds(took_s)} when a query is alone, and the bound is {seconds(bound_ms / 1000)}"
+            next = "--scenario Offline; or --target-qps N, for a test that ends INVALID"
+            raise MachineError("--scenario Server", f"no rate passes: {found} (trials use {OF_BOUND:g} of it)", next)
 
 
 def server(
