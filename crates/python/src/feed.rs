@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 /// (bytes, staged, mapped, direct, uncached, seconds, repeated)
-type Counts = (u64, u64, u64, u64, u64, f64, u64);
+pub(crate) type Counts = (u64, u64, u64, u64, u64, f64, u64);
 
 /// An open file, or source of any kind.
 #[pyclass(module = "forebay._core", frozen)]
@@ -41,6 +41,12 @@ enum Opened {
     Source(Arc<SourceReader>),
 }
 
+/// What has become of rows that were asked for.
+pub(crate) enum Begun {
+    Ended(Counts),
+    UnderWay(Arc<Request>),
+}
+
 impl Reader {
     fn from_opened(opened: Opened) -> Reader {
         Reader(Mutex::new(Some(opened)))
@@ -50,6 +56,43 @@ impl Reader {
     fn open(&self) -> Result<Opened, Error> {
         let open = self.0.lock().expect("no holder panics").clone();
         open.ok_or_else(|| Error::request("a File", "it is closed", "forebay.open() it again"))
+    }
+
+    /// Rows of an open file to host memory, by so many numbers at an address; both are held by the caller, who has room for all.
+    /// None, and nothing done, where one of them isn't in the file, or it is a source of another kind. `waits`: the caller will
+    /// wait for the end.
+    pub(crate) fn rows_to_host(
+        &self,
+        py: Python<'_>,
+        (numbers, count): (usize, usize),
+        (row_bytes, start): (usize, u64),
+        to: usize,
+        waits: bool,
+    ) -> PyResult<Option<Begun>> {
+        let Ok(Some(reader)) = self.file() else { return Ok(None) };
+        let layout = Layout { start, step: row_bytes as u64, row_bytes };
+        let few = || reader.copy_few(numbers, count, layout, to);
+        if let Some(report) = waits.then(|| py.detach(few)).flatten() {
+            return Ok(Some(Begun::Ended(counts(&report))));
+        }
+        let begun = py.detach(|| {
+            let numbers = Copied::from_address(numbers, count);
+            let (to, workers) = (Address::Host(to as u64), forebay_reader::threads());
+            if !numbers.are_below(u64::MAX) {
+                return Ok(None);
+            }
+            match Request::of_rows(&reader, numbers, layout, to, Vec::new(), workers) {
+                Ok(request) => forebay_reader::begin(&request, waits).map(|()| Some(request)),
+                Err(error) if error.kind == Kind::Request => Ok(None),
+                Err(error) => Err(error),
+            }
+        });
+        let Some(request) = begun.map_err(|e| raise(py, e))? else { return Ok(None) };
+        if waits && request.is_done() {
+            let report = request.outcome().map_err(|e| raise(py, e))?;
+            return Ok(Some(Begun::Ended(counts(&report))));
+        }
+        Ok(Some(Begun::UnderWay(request)))
     }
 
     /// The open file; None for a source of another kind.
@@ -241,31 +284,15 @@ impl Reader {
         if wanted.is_none_or(|wanted| wanted > room.count * room.item_bytes) {
             return Ok(None);
         }
-        let Ok(Some(reader)) = self.file() else { return Ok(None) };
-        let layout = Layout { start, step: row_bytes as u64, row_bytes };
-        let few = || reader.copy_few(numbers.address, numbers.count, layout, room.address);
-        if let Some(report) = waits.then(|| py.detach(few)).flatten() {
-            return Ok(Some(counts(&report).into_pyobject(py)?.into_any().unbind()));
-        }
-        let begun = py.detach(|| {
-            let numbers = Copied::from_address(numbers.address, numbers.count);
-            let (to, workers) = (Address::Host(room.address as u64), forebay_reader::threads());
-            if !numbers.are_below(u64::MAX) {
-                return Ok(None);
+        let asked = (numbers.address, numbers.count);
+        match self.rows_to_host(py, asked, (row_bytes, start), room.address, waits)? {
+            None => Ok(None),
+            Some(Begun::Ended(report)) => Ok(Some(report.into_pyobject(py)?.into_any().unbind())),
+            Some(Begun::UnderWay(request)) => {
+                let hold = PyTuple::new(py, [rows, out])?.into_any().unbind();
+                Ok(Some(Py::new(py, Pending::new(request, hold))?.into_any()))
             }
-            match Request::of_rows(&reader, numbers, layout, to, Vec::new(), workers) {
-                Ok(request) => forebay_reader::begin(&request, waits).map(|()| Some(request)),
-                Err(error) if error.kind == Kind::Request => Ok(None),
-                Err(error) => Err(error),
-            }
-        });
-        let Some(request) = begun.map_err(|e| raise(py, e))? else { return Ok(None) };
-        if waits && request.is_done() {
-            let report = request.outcome().map_err(|e| raise(py, e))?;
-            return Ok(Some(counts(&report).into_pyobject(py)?.into_any().unbind()));
         }
-        let hold = PyTuple::new(py, [rows, out])?.into_any().unbind();
-        Ok(Some(Py::new(py, Pending::new(request, hold))?.into_any()))
     }
 
     /// As `gather`, for numbers below `limit` in a GPU's memory, `count` integers of `bytes_each` that their `stream` has
@@ -464,7 +491,7 @@ impl Pending {
 impl Pending {
     /// Waits for the end; False where `timeout` seconds passed first.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+    pub(crate) fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let met = self.by_turns(py, timeout, |turn| self.request.wait(Some(turn)).then_some(()))?.is_some();
         if met {
             self.let_go();
@@ -490,7 +517,7 @@ impl Pending {
     }
 
     /// After the end: (bytes, staged, mapped, direct, uncached, seconds, repeated). Raises what failed.
-    fn report(&self, py: Python<'_>) -> PyResult<Counts> {
+    pub(crate) fn report(&self, py: Python<'_>) -> PyResult<Counts> {
         self.request.outcome().map(|report| counts(&report)).map_err(|e| raise(py, e))
     }
 
