@@ -384,6 +384,24 @@ class Ready:
     __getitems__ = __getitem__
 
 
+class Copied(Ready):
+    """A data set whose batches are there, and have rows copied to by the engine alone: what it takes of DataLoader and the copies
+    together, whose data drive DataLoader's own code out of the caches."""
+
+    def __init__(self, case: Case) -> None:
+        import forebay
+        import torch
+
+        self.rows, self.row, self.file = case.rows, case.row, forebay.open(case.file, prefer="rate")
+        tensors = [torch.ones(case.batch, case.row, dtype=torch.uint8) for _ in range(2)]
+        self.turns = itertools.cycle([(tensor, tensor.numpy()) for tensor in tensors])
+
+    def __getitem__(self, numbers: Any) -> Any:
+        tensor, room = next(self.turns)
+        self.file.gather(numbers, self.row, room)
+        return tensor
+
+
 def under_data_loader(case: Case, data: Any, way: str) -> Iterator[int]:
     """`way`: by a sampler of arrays, collated (by a batch sampler of lists), or shuffled by DataLoader itself."""
     from torch.utils.data import DataLoader
@@ -691,6 +709,7 @@ SIDES = {
     "rows-collated": lambda case: after_an_epoch(under_data_loader(case, map_style(case), "collated"), case),
     "rows-shuffled": lambda case: after_an_epoch(under_data_loader(case, map_style(case), "shuffled"), case),
     "ready-arrays": lambda case: under_data_loader(case, Ready(case), "arrays"),
+    "copied-arrays": lambda case: after_an_epoch(under_data_loader(case, Copied(case), "arrays"), case),
     "ready-shuffled": lambda case: under_data_loader(case, Ready(case), "shuffled"),
     "features": lambda case: after_an_epoch(features(case), case),
     "gather-alone": lambda case: after_an_epoch(gather_alone(case), case),

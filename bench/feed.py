@@ -61,7 +61,7 @@ BLOCKS_FLOOR = "copies-of-blocks"
 # Of a loader's rate, by whatever reads whole batches by number; what shuffles in Python is bounded by that.
 BY_NUMBER = 0.9
 BY_NUMBER_SIDES = ("loader", "loader-numpy", "rows", "rows-lists", "rows-numpy", "rows-arrays", "rows-collated", "features")
-BY_NUMBER_FLOORS = ("gather-alone", "ready-arrays", "rows-shuffled", "ready-shuffled")
+BY_NUMBER_FLOORS = ("gather-alone", "copied-arrays", "ready-arrays", "rows-shuffled", "ready-shuffled")
 ALONE = ("torch-0", "spdl", "webdataset-0", "streaming-0", "grain-0")
 
 

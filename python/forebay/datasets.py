@@ -108,8 +108,9 @@ class Rows:
         return Views(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_open": None, "_under_way": deque(), "_stream": None, "_spare": Spare(), "_rooms": None, "_from_dlpack": None}
-        return {**self.__dict__, **own}
+        # Files, streams and memory are a process's own.
+        own = dict.fromkeys(("_open", "_stream", "_rooms", "_from_dlpack"))
+        return {**self.__dict__, **own, "_under_way": deque(), "_spare": Spare()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _rooms=_core.Rooms())
