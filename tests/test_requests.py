@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+from fake_machine import typed
 from forebay import numbers
 from forebay import run as engine
 from forebay.errors import RequestError
@@ -37,6 +38,27 @@ def test_a_size_is_read_or_refused(text: str) -> None:
         assert error.exit_code == 2 and error.next
     else:
         assert 0 <= value < 1 << 63
+
+
+@pytest.mark.promise("CMD-8")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "nil:", "-o", ""), ("sweep", "inference-drives", "--models", "toy", "-o", ""), ("train", "toy", "--dir", ""),
+        ("train", "toy", "--supply="), ("infer", "toy", "--dir", ""), ("plan", "run", "--workload", ""),
+        ("emulate", "run", "--data", ""), ("sweep", "nil:", "--set", ""),
+    ],
+)  # fmt: skip
+def test_a_flag_with_an_empty_value_is_refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """It is that of a shell's variable which isn't set, and not the default, nor the current folder."""
+    code, _, error = typed(capsys, *words)
+    flag = next(word for word in reversed(words) if word.startswith("-")).rstrip("=")
+    assert code == 2 and f"forebay: {flag} '': is empty" in error and "try: a value" in error
+
+
+def test_what_an_empty_value_says_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = typed(capsys, "compare", "--a", "", "--b", "")
+    assert code == 2 and "SOURCE" in error
 
 
 @pytest.mark.promise("CMD-8")

@@ -6,11 +6,35 @@ import importlib
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import click
 
 # `-iodepth=8`: a name behind one dash, which is read as a letter of that flag with the rest as its value.
 ONE_DASH = re.compile(r"(-[a-z]+(?:[_-][a-z]+)*)(?:=.*)?", re.S)
+
+
+class MayBeEmpty(click.Option):
+    """A flag whose empty value says something."""
+
+
+def refuse_empty(command: click.Command) -> None:
+    """Has a verb's flags refuse an empty value, as of a shell's variable that isn't set: `--dir ''` isn't the current folder."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not isinstance(parameter, MayBeEmpty) and parameter.callback is None:
+            parameter.callback = _refuse_empty
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        refuse_empty(each)
+
+
+def _refuse_empty(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    typed = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+    if typed and (value == "" or (isinstance(value, tuple) and "" in value)):
+        from forebay.errors import RequestError
+
+        flag = parameter.opts[0]
+        raise RequestError(f"{flag} ''", "is empty", "a value" if parameter.required else f"a value, or no {flag}")
+    return value
 
 
 class LazyGroup(click.Group):
@@ -26,7 +50,8 @@ class LazyGroup(click.Group):
         if name not in self.table:
             return None
         module, attribute = self.table[name][0].split(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        refuse_empty(command)
         if "_FOREBAY_COMPLETE" in os.environ:  # a shell asks
             from forebay.command_line import complete
 

@@ -11,6 +11,7 @@ import click
 from forebay import own_files
 from forebay import run as engine
 from forebay.bench import listen, save
+from forebay.command_line.lazy import MayBeEmpty
 from forebay.compare.bounds import parse as parse_bound
 from forebay.compare.ci import JUnit, github
 from forebay.compare.files import check_file, compare_files
@@ -57,9 +58,9 @@ COMMAND = "forebay.compare.command"
 
 @click.command(name="compare", cls=Compare, epilog=EXAMPLES, context_settings={"max_content_width": 110})
 @click.argument("source", nargs=-1)
-@click.option("--a", "a_text", metavar="SETTINGS", help="Settings of A, e.g. 'path=bounce depth=8'.")
-@click.option("--b", "b_text", metavar="SETTINGS", help="Settings of B, e.g. 'path=mapped'.")
-@click.option("--c", "c_text", metavar="SETTINGS", help="Settings of C, a third that is compared with A.")
+@click.option("--a", "a_text", cls=MayBeEmpty, metavar="SETTINGS", help="Settings of A, e.g. 'path=bounce depth=8'.")
+@click.option("--b", "b_text", cls=MayBeEmpty, metavar="SETTINGS", help="Settings of B, e.g. 'path=mapped'.")
+@click.option("--c", "c_text", cls=MayBeEmpty, metavar="SETTINGS", help="Settings of C, a third that is compared with A.")
 @click.option("--a-python", metavar="PYTHON", help="Run A with the forebay of this interpreter.")
 @click.option("--b-python", metavar="PYTHON", help="Run B with the forebay of this interpreter.")
 @click.option(

@@ -96,20 +96,6 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
     ]  # fmt: skip
     for option in reversed(options):
         function = option(function)
-    return no_empty(function)
-
-
-def no_empty(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses flags with nothing behind them, as of a shell's variable that isn't set: `--dir ''` isn't the folder at hand."""
-
-    def refuse(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        if value == "":
-            raise RequestError(f"{parameter.opts[0]} ''", "is empty", f"a value, or no {parameter.opts[0]}")
-        return value
-
-    parameter: click.Parameter
-    for parameter in function.__click_params__:  # type: ignore[attr-defined]
-        parameter.callback = parameter.callback or refuse
     return function
 
 
@@ -163,7 +149,6 @@ retinanet, unet3d, gptj, llama, mixtral, sdxl = (of_torch(name) for name in form
 
 
 @click.command("datagen", context_settings={"max_content_width": 110})
-@no_empty
 @click.argument("model", type=click.Choice(tuple(rules.MODELS)))
 @click.option("--dir", "folder", metavar="DIR", required=True, help="Folder that is made, or has none of these files.")
 @click.option("--samples", metavar="N", help="Samples. Default: as many as the rules want in memory; of dlrm 4096.")
