@@ -719,6 +719,24 @@ def test_an_interrupted_test_keeps_what_it_measured(folder: Path, tmp_path: Path
 
 
 @pytest.mark.promise("INF-8")
+def test_the_toys_files_are_made_once_nothing_else_is_wrong(
+    folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    new = tmp_path / "new"
+    for flags in (("--short", "--seconds", "3"), ("--supply", "x"), ("--target-qps", "5")):
+        assert typed(capsys, "infer", "toy", "--dir", str(new), *flags)[0] == 2 and not new.exists()
+
+    # Another run that makes the same files is first.
+    def late(*arguments: Any) -> None:
+        copied(folder, new)
+        raise RunError(f"write {new}", "another run made these files meanwhile", "run again")
+
+    monkeypatch.setattr(data, "generate", late)
+    code, out, _ = typed(capsys, "infer", "toy", "--dir", str(new), "--mode", "coldstart")
+    assert code == 0 and "toy" in out
+
+
+@pytest.mark.promise("INF-8")
 def test_the_command_refuses_what_cannot_be(
     capsys: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

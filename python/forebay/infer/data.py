@@ -299,18 +299,19 @@ def model_of(folder: Path) -> str:
 
 def open_folder(folder: Path, model: str) -> About:
     """The files of a model. Raises RequestError where they aren't there, or not what the file beside them says."""
-    path, make = folder / ABOUT, f"forebay infer datagen {model} --dir {folder}"
+    path, make = folder / ABOUT, f"forebay infer datagen {model} --dir ANOTHER"
     asked = f"--dir {folder}"
     try:
         if path.stat().st_size > ABOUT_BYTES_MAX:
-            raise RequestError(asked, f"{ABOUT} is larger than datagen writes it", "another --dir; " + make)
+            raise RequestError(asked, f"{ABOUT} is larger than datagen writes it", make)
         found = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RequestError(asked, f"it has no {ABOUT}, so it holds no model's samples", make) from None
+        found = f"it has no {ABOUT}, so it holds no model's samples"
+        raise RequestError(asked, found, f"forebay infer datagen {model} --dir {folder}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(asked, f"{ABOUT} can't be read ({error!r:.80})", f"ls -l {path}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise RequestError(asked, f"{ABOUT} is not of schema {SCHEMA!r}", "another --dir; " + make)
+        raise RequestError(asked, f"{ABOUT} is not of schema {SCHEMA!r}", make)
     try:
         seed, samples, size, of_weights, rows = (
             int(found[key]) for key in ("seed", "samples", "row_bytes", "weights_bytes", "table_rows")
@@ -322,7 +323,7 @@ def open_folder(folder: Path, model: str) -> About:
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(asked, f"{ABOUT} isn't what datagen writes ({unread(error)})", make) from None
     if about.model != model:
-        raise RequestError(asked, f"it has the files of {about.model!r}, not of {model}", "another --dir; " + make)
+        raise RequestError(asked, f"it has the files of {about.model!r}, not of {model}", make)
     if about.row_bytes != row_bytes(model, about.small) or about.samples < 1 or about.table_rows < 0:
         wanted = row_bytes(model, about.small)
         reported = f"{whole(about.samples)} samples of {about.row_bytes} bytes aren't {model}'s, which have {wanted}"
@@ -334,5 +335,5 @@ def open_folder(folder: Path, model: str) -> About:
         except OSError as error:
             raise RequestError(asked, f"{name}: {error.strerror}", f"ls -l {folder}") from None
         if size != bytes_there:
-            raise RequestError(asked, f"{name} has {whole(size)} bytes, not {whole(bytes_there)}", "another --dir; " + make)
+            raise RequestError(asked, f"{name} has {whole(size)} bytes, not {whole(bytes_there)}", make)
     return about

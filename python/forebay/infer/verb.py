@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forebay.command_line.lazy import LazyGroup
-from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError
+from forebay.errors import CHECK_FAILED, DONE, INTERRUPTED, RequestError, RunError
 from forebay.flags import _integer, _number, _seed
 from forebay.infer import forms, rules
 from forebay.model_runs import CACHES, PathChoice, count, device_of, few_threads, progress
@@ -22,6 +23,7 @@ from forebay.units import GIB, parse_seconds
 
 if TYPE_CHECKING:
     from forebay.infer.command import Request
+    from forebay.infer.data import About
 
 EXAMPLES = """\b
 Examples:
@@ -113,18 +115,26 @@ def toy(folder: str, as_json: bool, out: str | None, quiet: bool, **flags: Any) 
 
     if flags["mode"] != "coldstart":
         rules.loadgen()
-    if not data.is_there(Path(folder)):
-        seed = 0
-        about = data.About("toy", seed, rules.MODELS["toy"].samples, data.row_bytes("toy"), 0)
-        with progress(quiet) as say:
-            data.generate(Path(folder), about, model.weights(seed), say)
-    return _run(_request("toy", folder, "cpu", flags), as_json, out, quiet)
+    def about() -> data.About:
+        """Of the files, which are made where there are none; another run that makes the same ones may be first."""
+        if not data.is_there(Path(folder)):
+            of = data.About("toy", 0, rules.MODELS["toy"].samples, data.row_bytes("toy"), 0)
+            try:
+                with progress(quiet) as say:
+                    data.generate(Path(folder), of, model.weights(of.seed), say)
+            except RunError:
+                if not data.is_there(Path(folder)):
+                    raise
+        return data.open_folder(Path(folder), "toy")
+
+    return _run(_request("toy", folder, "cpu", flags, about), as_json, out, quiet)
 
 
 def of_torch(name: str) -> click.Command:
     """The command of a model of PyTorch."""
 
     def callback(folder: str, device: str | None, as_json: bool, out: str | None, quiet: bool, **flags: Any) -> int:
+        from forebay.infer import data
         from forebay.infer.networks import needs_or_say
 
         ranks.alone(f"infer {name}", ONE)
@@ -132,7 +142,8 @@ def of_torch(name: str) -> click.Command:
         needs_or_say(name)
         if flags["mode"] != "coldstart":
             rules.loadgen()
-        return _run(_request(name, folder, device_of(f"infer {name}", device), flags), as_json, out, quiet)
+        of = functools.partial(data.open_folder, Path(folder), name)
+        return _run(_request(name, folder, device_of(f"infer {name}", device), flags, of), as_json, out, quiet)
 
     callback.__doc__ = (
         f"{QUESTIONS[name]}\n\nIts samples and weights are those of forebay infer datagen {name}. A GPU computes in bfloat16."
@@ -242,9 +253,10 @@ def _cap(text: str) -> int:
     return tabled.cap_for(gib)
 
 
-def _request(model: str, folder: str, device: str, flags: dict[str, Any]) -> Request:
-    from forebay.infer import data
+def _request(model: str, folder: str, device: str, flags: dict[str, Any], about: Callable[[], About]) -> Request:
+    """The request of these flags. `about` opens the model's files, or makes them, once nothing else is wrong."""
     from forebay.infer.command import Request
+    from forebay.infer.data import About
     from forebay.train import supply
 
     most = (1 << 31) - 1
@@ -268,7 +280,7 @@ def _request(model: str, folder: str, device: str, flags: dict[str, Any]) -> Req
         flags["mode"],
         flags["scenario"],
         Path(folder),
-        data.open_folder(Path(folder), model),
+        About(model, 0, 1, 1, 0),
         supply.parse(flags["supply"], 1),
         device,
         seconds=length,
@@ -284,6 +296,7 @@ def _request(model: str, folder: str, device: str, flags: dict[str, Any]) -> Req
         table_bytes=_table_bytes(flags.get("table_memory")),
     )
     made.check()
+    made.about = about()
     return made
 
 
