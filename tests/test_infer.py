@@ -719,6 +719,19 @@ def test_an_interrupted_test_keeps_what_it_measured(folder: Path, tmp_path: Path
 
 
 @pytest.mark.promise("INF-8")
+@pytest.mark.parametrize("mode", ["ram", "coldstart"])
+def test_samples_that_a_model_stumbles_over_are_refused(folder: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy.Model, "problem", lambda self: "2 look-ups of the samples are beyond their table")
+    made = command.Run(asked(folder, mode, "SingleStream"))
+    if mode == "ram":
+        assert isinstance(made.measure(), RequestError)
+    else:
+        with pytest.raises(RequestError, match="beyond their table"):
+            made.measure()
+    made.close()
+
+
+@pytest.mark.promise("INF-8")
 def test_the_toys_files_are_made_once_nothing_else_is_wrong(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -167,8 +167,12 @@ def test_tables_in_their_file_give_the_bits_of_tables_in_memory(tmp_path: Path) 
     part = ran(folder, "dlrm", "tables", table_bytes=40 * 512)
     assert part["tables"]["cached_rows"] == 40 and 0 < part["tables"]["hit_pct"] < 100 and part["timed_storage_bytes"] > 0
     cut = tabled.Model(rest.tensors, "cpu", cap, path)
+    assert cut.changed() is None
     os.truncate(path, cut._start + 5 * tabled.ROW_BYTES)
     with pytest.raises(RunError, match="of the tables of .*; the file had") as failed:
         cut.launch(rows)
     assert str(path) in failed.value.asked and "restore it" in failed.value.next
+    assert "written to" in str(cut.changed())
+    path.unlink()
+    assert "taken away" in str(cut.changed())
     cut.close()

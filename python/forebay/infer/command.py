@@ -345,12 +345,18 @@ class Run:
         asked = request.target_qps is not None or request.accuracy
         self.outcome, self.tries = search.confirmed(engine, load, folder, self._say, asked)
         self.outcome.failure = self.outcome.failure or self.library.changed()
-        wrong = self.model.problem()
-        if wrong and self.outcome.failure is None:
-            self.outcome.failure = RequestError(f"the samples of {request.folder}", wrong, "forebay infer datagen again")
+        if request.mode == TABLES:
+            self.outcome.failure = self.outcome.failure or self.model.changed()
+        self.outcome.failure = self.outcome.failure or self._problem()
         if request.accuracy and self.outcome.log is not None and self.outcome.failure is None:
             self._say("the model's float32 answers")
             self.checked = self._compare(folder)
+
+    def _problem(self) -> RequestError | None:
+        """The error of samples that the model stumbled over."""
+        wrong = self.model.problem()
+        next = "forebay infer datagen into another --dir"
+        return RequestError(f"the samples of {self.request.folder}", wrong, next) if wrong else None
 
     def _keep_logs(self, folder: Path) -> None:
         """Brings the logs of a test that ended to where they were asked for: all of them, or none. Raises RunError."""
@@ -439,6 +445,8 @@ class Run:
         ready = time.perf_counter()
         answer = self.model.finish(self.model.launch(self.library.rows(self.library.ask([0]))))
         ended = time.perf_counter()
+        if (wrong := self._problem()) is not None:
+            raise wrong
         read = self.weights
         self.start = {
             "read_s": read.read_s, "allocate_s": read.allocate_s, "compile_s": ready - loaded,

@@ -243,7 +243,7 @@ class FromStorage(Library):
         self.load_s = 0.0
         self.load_bytes = 0
         self._batch = batch
-        self._stamp = self._stamped(self.refuse_cut())
+        self._stamp = stamped(self.refuse_cut())
         # By the GPU where it may: how long a read takes counts for nothing, as it is asked for ahead, and what processors copy
         # they copy beside LoadGen and the model's launches.
         way = self.way if self.memory.device != "cpu" else "auto"
@@ -252,20 +252,12 @@ class FromStorage(Library):
         self.ways = {"direct": 0, "staged": 0, "mapped": 0}
         self.reads = 0
 
-    def _stamped(self, there: os.stat_result) -> tuple[int, int, int, int]:
-        return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
-
     def load(self) -> None:
         """Nothing is loaded: that is what this mode is about."""
 
     def changed(self) -> RunError | None:
         """The error of a file that isn't the one that was opened, or was written to since."""
-        try:
-            same = self._stamped(os.stat(self.path)) == self._stamp
-            found = None if same else "it was written to, or replaced, while queries read it"
-        except OSError as error:
-            found = f"it was taken away while queries read it ({error.strerror})"
-        return RunError(f"the samples {self.path}", found, "run again once nothing writes to it") if found else None
+        return changed(self.path, self._stamp, "samples")
 
     def ask(self, numbers: Sequence[int]) -> tuple[Any, Any, Sequence[int], float]:
         """Begins to read these samples, of which there are no more than a batch."""
@@ -304,6 +296,21 @@ class FromStorage(Library):
 
     def close(self) -> None:
         self.file.close()
+
+
+def stamped(there: os.stat_result) -> tuple[int, int, int, int]:
+    """A file's identity, and what changes as it is written to."""
+    return there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+
+
+def changed(path: Path, stamp: tuple[int, int, int, int], what: str) -> RunError | None:
+    """The error of a file that isn't the one that had this stamp, or was written to since."""
+    try:
+        same = stamped(os.stat(path)) == stamp
+        found = None if same else "it was written to, or replaced, while queries read it"
+    except OSError as error:
+        found = f"it was taken away while queries read it ({error.strerror})"
+    return RunError(f"the {what} {path}", found, "run again once nothing writes to it") if found else None
 
 
 def cut_short(error: ForebayError, path: Path, file: Any, what: str, at: int, wanted: int) -> ForebayError:

@@ -6,14 +6,15 @@ read and never written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import forebay
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, RunError
 from forebay.infer import data, networks, weights
-from forebay.infer.library import cut_short
+from forebay.infer.library import changed, cut_short, stamped
 from forebay.train.data import tables
 from forebay.units import GIB
 
@@ -31,7 +32,7 @@ class Model(networks.Model):
         if self.on_gpu:
             self.batch = self.checked_batch = BATCH
         self._start, self.rows = weights.place_of(path, VECTORS), sum(tables(table_rows))
-        self._path = path
+        self._path, self._stamp = path, stamped(os.stat(path))
         self._file = forebay.open(path, way if self.on_gpu else "auto")
         # The rows of a batch are fetched on the stream of who asks while this one computes the batch before.
         self._computing: Any = self._torch.cuda.Stream(device) if self.on_gpu else None
@@ -129,6 +130,10 @@ class Model(networks.Model):
         self.hits += len(distinct) - len(missing)
         vectors[~here] = self._fetched(missing)
         return dense, places, bags, vectors
+
+    def changed(self) -> RunError | None:
+        """The error of tables that aren't in the file that was opened, or that was written to since."""
+        return changed(self._path, self._stamp, "tables")
 
     def document(self) -> dict[str, Any]:
         """Of the record: what the tables were asked for since they were opened."""
