@@ -24,11 +24,13 @@ class Views(list[Any]):
         super().__init__(STAND_INS)
         # None once the views are made.
         self.batch: torch.Tensor | None = batch
+        # DataLoader asks for it twice, to see what it collates.
+        self.first: torch.Tensor | None = None
 
     def made(self) -> Views:
         """This list, whose memory holds its views."""
         if self.batch is not None:
-            batch, self.batch = self.batch, None
+            batch, self.batch, self.first = self.batch, None, None
             list.__setitem__(self, slice(None), batch.unbind())
         return self
 
@@ -36,7 +38,13 @@ class Views(list[Any]):
         return list.__len__(self) if self.batch is None else len(self.batch)
 
     def __getitem__(self, at: Any) -> Any:
-        return self.batch[at] if self.batch is not None and isinstance(at, int) else list.__getitem__(self.made(), at)
+        if self.batch is None or not isinstance(at, int):
+            return list.__getitem__(self.made(), at)
+        if at:
+            return self.batch[at]
+        if self.first is None:
+            self.first = self.batch[0]
+        return self.first
 
     def __radd__(self, before: list[Any]) -> list[Any]:
         return before + list(self)

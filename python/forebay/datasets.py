@@ -101,7 +101,8 @@ class Rows:
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
         """Views of one batch, one per row. Collated by PyTorch's DataLoader, they are that batch."""
         batch = self.batch(rows)
-        if not self._torch or not len(batch):
+        # A list's length, since a tensor's takes PyTorch several calls.
+        if not self._torch or not len(rows):
             return list(batch)
         from forebay.collated import Views
 
