@@ -732,6 +732,29 @@ def test_samples_that_a_model_stumbles_over_are_refused(folder: Path, mode: str,
 
 
 @pytest.mark.promise("INF-8")
+@pytest.mark.parametrize(
+    ("more", "reported"),
+    [({"samples": float("inf")}, "what datagen writes"), ({"model": "other"}, "the files of 'other'"), (None, "is no file")],
+)
+def test_a_description_that_is_not_datagens_is_refused(
+    folder: Path, tmp_path: Path, more: dict[str, Any] | None, reported: str
+) -> None:  # fmt: skip
+    mine = copied(folder, tmp_path / "mine")
+    about = mine / data.ABOUT
+    text = json.dumps(json.loads(about.read_text()) | (more or {}))
+    about.unlink()
+    if more is None:
+        os.mkfifo(about)
+    else:
+        about.write_text(text)
+    with pytest.raises(RequestError, match=reported):
+        data.open_folder(mine, "toy")
+    if more != {"samples": float("inf")}:
+        with pytest.raises(RequestError, match="can't be read"):
+            data.model_of(mine)
+
+
+@pytest.mark.promise("INF-8")
 def test_the_toys_files_are_made_once_nothing_else_is_wrong(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import stat
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import RequestError, RunError
-from forebay.infer import forms
+from forebay.infer import forms, rules
 from forebay.model_runs import place_for
 from forebay.numbers import bytes_, whole
 from forebay.safetensors import header
@@ -290,8 +291,12 @@ def is_there(folder: Path) -> bool:
 def model_of(folder: Path) -> str:
     """The model whose files a folder holds. Raises RequestError."""
     try:
-        found = json.loads((folder / ABOUT).read_bytes()[:ABOUT_BYTES_MAX])
-        return str(found["model"])
+        if not (folder / ABOUT).is_file():
+            raise ValueError("no file")
+        found = str(json.loads((folder / ABOUT).read_bytes()[:ABOUT_BYTES_MAX])["model"])
+        if found not in rules.MODELS:
+            raise ValueError(f"{found[:40]!r} is no model")
+        return found
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = f"{ABOUT} can't be read ({error!r:.80})"
         raise RequestError(f"SOURCE {folder}", found, "a folder of forebay infer datagen") from None
@@ -302,7 +307,10 @@ def open_folder(folder: Path, model: str) -> About:
     path, make = folder / ABOUT, f"forebay infer datagen {model} --dir ANOTHER"
     asked = f"--dir {folder}"
     try:
-        if path.stat().st_size > ABOUT_BYTES_MAX:
+        there = path.stat()
+        if not stat.S_ISREG(there.st_mode):
+            raise RequestError(asked, f"{ABOUT} is no file", make)
+        if there.st_size > ABOUT_BYTES_MAX:
             raise RequestError(asked, f"{ABOUT} is larger than datagen writes it", make)
         found = json.loads(path.read_text())
     except FileNotFoundError:
@@ -320,7 +328,7 @@ def open_folder(folder: Path, model: str) -> About:
         small = bool(found.get("small", False))
         of_trained = (None if metric is None else str(metric), None if quality is None else float(quality))
         about = About(str(found["model"]), seed, samples, size, of_weights, rows, small, *of_trained)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise RequestError(asked, f"{ABOUT} isn't what datagen writes ({unread(error)})", make) from None
     if about.model != model:
         raise RequestError(asked, f"it has the files of {about.model!r}, not of {model}", make)
