@@ -16,7 +16,6 @@ Exit: 0 if every bound holds, 1 if one does not.
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -53,7 +52,7 @@ from forebay.infer import (
     verb,
     weights,
 )
-from forebay.stats import Interval, mean_interval
+from forebay.stats import Interval
 from forebay.train import supply
 from infer_tables import Tuned, cpu_s, on_cores
 from side_by_side import GIB, arguments, middle, only_with_gpu, publish, save, say, section
@@ -328,11 +327,7 @@ class Bench:
         made = dict[int, tuple[list[float], Interval]]()
         for n in more if rounds else ():
             ratios = [a / b for a, b in zip(by[n][:rounds], by[one][:rounds], strict=True)]
-            # Of logarithms: the mean of ratios of two that vary alike lies above 1.
-            interval = mean_interval([math.log(ratio) for ratio in ratios])
-            low, high = interval.low, interval.high
-            ends = (None, None) if low is None or high is None else (math.exp(low), math.exp(high))
-            made[n] = ratios, Interval(math.exp(interval.estimate), *ends, rounds)
+            made[n] = ratios, scaling.of_logarithms(ratios)
         return made
 
     def is_narrow(self, found: list[Row], most: float) -> bool:
