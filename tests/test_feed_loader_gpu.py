@@ -97,6 +97,34 @@ assert left["registrations"] == left["streams"] == left["events"] == 0, left
     )
 
 
+@pytest.mark.promise("FEED-12")
+def test_blocks_of_long_rows_that_are_not_cached_come_whole_too(scenario: Scenario) -> None:
+    scenario(
+        LOADER.replace("ROW = 912", "ROW = 100_352").replace("data, 1000", "data, 20")
+        + """
+import os
+host.close()
+with open(path, "rb") as file:
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+loader = feed.Loader(data, 20, seed=3, shuffle="blocks", device="cuda:0")
+cold = loader.cached_share() == 0
+epoch(loader)
+record = loader.record()
+assert int(loader.hash, 16) != 0 and record["result"]["bytes"] == whole * ROW
+# The GPU takes a batch's rows by one launch; none is copied there by itself.
+books = live()
+if cold and "launches" in books:
+    assert books["launches"] > 0 and books["calls"]["cuMemcpyHtoDAsync_v2"] < whole / 2, books
+loader.close()
+forebay.release()
+gc.collect()
+left = live()["live"]
+assert left["registrations"] == left["streams"] == left["events"] == 0, left
+"""
+    )
+
+
 @pytest.mark.long
 @pytest.mark.promise("FEED-12")
 def test_a_resumed_epoch_adds_up_also_where_the_gpu_computes_the_order(scenario: Scenario) -> None:

@@ -266,7 +266,7 @@ impl Loader {
         // Each of several ranks reads the others' rows along with its own: less than its own would take one by one, if they are short.
         let whole = fill::reads_whole(share.world, step) && cufile.is_none();
         let room = spec.limit_bytes.map(|limit| limit.saturating_sub(least));
-        let staged = whole && stage::pays(&table, &inner.order, room);
+        let staged = whole && stage::pays(&table, &inner.order, room, spec.memory.gpu());
         let by_long_reads = staged && share.world == 1 || fill::are_long_reads(&table, shuffle, &share);
         let into_gpu = spec.memory.gpu().is_some();
         let cold = fill::decide(&table, spec.cache, (shuffle, share.world), step, into_gpu, by_long_reads);

@@ -299,9 +299,16 @@ impl Request {
         after: Vec<CudaEvent>,
     ) -> Result<Arc<Request>, Error> {
         let mut request = Request::new(Source::new(reader, reader.stamp()?), &[], after, 1, None);
-        let (rows, layout) = (numbers.len(), Layout { start: 0, step: 1, row_bytes });
+        let whole = Layout { start: 0, step: 1, row_bytes };
         let by_gpu = memory.gpu().filter(|gpu| to.gpu() == Some(*gpu));
         let kernel = by_gpu.and_then(|gpu| reader.rows_on(gpu).ok());
+        // Few long rows would keep few of its threads busy.
+        let (layout, cut) = match kernel {
+            Some(_) => whole.in_pieces(numbers.len()),
+            None => (whole, 1),
+        };
+        let numbers = if cut > 1 { whole.cut(&numbers, layout.row_bytes) } else { numbers };
+        let rows = numbers.len();
         let fetch = kernel.map_or(Fetch::Processors(None), Fetch::Gpu);
         let mut table = Table::new(fetch, (Numbers::Here(numbers.into()), rows), layout, to);
         table.memory = Some(memory);

@@ -1,6 +1,7 @@
 //! Blocks that are mixed with each other, read whole into memory: from a disk each of their short rows would be a read of its own.
 
-use super::table::Table;
+use super::table::{Column, Table};
+use crate::devices;
 use crate::place::{Address, Range};
 use crate::request::Request;
 use crate::rows::COPIED_ROW_BYTES_MAX;
@@ -208,15 +209,18 @@ impl Stage {
 }
 
 /// Returns whether windows of this table are worth reading whole, where they aren't cached. `room`: bytes of memory for them, if the
-/// user limits it.
-pub(super) fn pays(table: &Table, order: &EpochOrder, room: Option<usize>) -> bool {
+/// user limits it; `gpu`: that batches go to. One that takes rows out of the windows by itself takes long ones so, too: read to slots
+/// each would be a read, a look at the page cache and a copy of its own.
+pub(super) fn pays(table: &Table, order: &EpochOrder, room: Option<usize>, gpu: Option<u32>) -> bool {
     let Some(window) = order.window(0) else { return false };
     let samples: u64 = window.runs.iter().map(|run| run.end - run.start).sum();
     let groups = table.groups();
+    let takes = |gpu| devices::device(gpu).is_ok_and(|device| device.reads_registered());
+    let short = |column: &Column| column.bytes < COPIED_ROW_BYTES_MAX;
     let each: u64 = groups.iter().map(|group| table.columns()[group.start].step).sum();
     !groups.is_empty()
         && table.all_are_files()
-        && table.columns().iter().all(|column| column.bytes < COPIED_ROW_BYTES_MAX)
+        && (table.columns().iter().all(short) || gpu.is_some_and(takes))
         && samples.saturating_mul(each)
             <= WINDOW_BYTES_MAX.min(room.unwrap_or(usize::MAX) / WINDOWS_MAX) as u64
 }
