@@ -17,6 +17,7 @@ import forebay
 import numpy as np
 import processes
 import pytest
+from forebay import _core
 from forebay.datasets import Rows
 from forebay.errors import RequestError
 
@@ -93,12 +94,16 @@ def test_rows_go_to_other_processes(files: list[Path]) -> None:
     assert (pickle.loads(pickle.dumps(rows))[2] == TABLE[2]).all()
     code = f"""
 import os, numpy as np
+from forebay import _core
 from forebay.datasets import Rows
 rows = Rows({[str(f) for f in files]!r}, (4, 2), np.float32)
 first = rows[120].copy()
+one = Rows({str(files[0])!r}, (4, 2), np.float32)
+of_child = _core.Batches(one._rooms, one.files()[0], (32, 0), (2, 32), (4, 2), lambda held: held)
 child = os.fork()
 if not child:
-    os._exit(0 if (rows[[120, 0]][0] == first).all() else 1)
+    os._exit(0 if (rows[[120, 0]][0] == first).all() and of_child([3]) is None else 1)
+assert of_child([3]) is not None
 assert os.waitpid(child, 0)[1] == 0
 """
     done = processes.run([sys.executable, "-c", code])
@@ -124,11 +129,13 @@ def test_tensors_lie_in_memory_that_is_theirs_until_nobody_refers_to_them(tmp_pa
     table.tofile(tmp_path / "rows")
     rows = Rows(tmp_path / "rows", (8, 8), np.float32)
     # As for PyTorch's types, whose tensors are made so.
-    rows._kind, rows._from_dlpack = (2, 32), lambda held: np.from_dlpack(Capsule(held))
+    of_file = rows._rooms, rows.files()[0], (256, 0), (2, 32), (8, 8)
+    rows._batches = plain = _core.Batches(*of_file, lambda held: np.from_dlpack(Capsule(held)))
     for numbers in ([3, 1], np.array([4, 4]), list(range(4999, -1, -1)), np.arange(5000, dtype=np.uint64)):
         batch = rows[numbers]
         assert not batch.flags.owndata and (batch == table[numbers]).all() and rows.files()[0].last_report.bytes == batch.nbytes
     # Those that it isn't done for come in another way, and what is wrong is said there.
+    assert plain((3, 1)) is plain([]) is plain([-1]) is plain(7) is plain(np.arange(3, dtype=np.int32)) is None
     assert (rows[(3, 1)] == table[[3, 1]]).all() and rows[[]].shape == (0, 8, 8)
     for numbers, words in (([0, 5000], "row 5000 of"), ([0, -1], r"rows\[1\] is -1"), ([1 << 70], "array of object")):
         with pytest.raises(RequestError, match=words):
@@ -142,6 +149,7 @@ def test_tensors_lie_in_memory_that_is_theirs_until_nobody_refers_to_them(tmp_pa
     assert sum(batch.ctypes.data in places for batch in again) == 2, "as many are kept"
     assert (view == table[5]).all() and all((batch == table[::-1]).all() for batch in again)
     rows.close()
+    assert plain([1]) is None and (rows[[1]] == table[1]).all()
 
 
 @pytest.mark.promise("PYT-18")

@@ -6,6 +6,7 @@ from typing import final
 
 __all__ = [
     "Batch",
+    "Batches",
     "Column",
     "Lent",
     "Loader",
@@ -270,25 +271,37 @@ class Column:
     ) -> object: ...
 
 @final
+class _Room:
+    @property
+    def __array_interface__(self) -> dict[str, object]: ...
+
+@final
 class Rooms:
     """Memory of batches that nobody refers to any more, used again for the next ones."""
 
     def __new__(cls) -> Rooms: ...
-    def gather(
-        self,
-        reader: Reader,
-        rows: object,
-        row_bytes: int,
-        start: int,
-        kind: tuple[int, int],
-        shape: Sequence[int],
-    ) -> tuple[object, tuple[int, int, int, int, int, float, int]] | None:
-        """Rows of a file as a tensor for `from_dlpack`, each of `shape` and of DLPack's `kind` (code, bits), and the report.
-        None, and nothing is done, unless the numbers are a plain list or NumPy array of 64 bits each, one at least, and rows of
-        the file."""
+    def take(self, bytes: int) -> _Room:
+        """Memory of so many bytes, of any content, which goes back with the last array that refers to it."""
 
     def clear(self) -> None:
         """Frees what is kept."""
+
+@final
+class Batches:
+    """Batches of an open file's rows, each of `shape` and of DLPack's `kind` (code, bits): tensors of `rooms`."""
+
+    def __new__(
+        cls,
+        rooms: Rooms,
+        file: object,
+        layout: tuple[int, int],
+        kind: tuple[int, int],
+        shape: Sequence[int],
+        from_dlpack: Callable[[object], object],
+    ) -> Batches: ...
+    def __call__(self, rows: object) -> object | None:
+        """None, and nothing is done, unless the numbers are a plain list, NumPy array or tensor of 64 bits each, one at least,
+        and rows of the file, which is open in this process."""
 
 def bytes_of_list(values: object) -> bytes | None:
     """Numbers of a list as 64 bits each. None where one is no plain integer, negative, or too long."""

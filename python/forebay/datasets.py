@@ -16,7 +16,6 @@ from forebay.errors import RequestError
 from forebay.names import Path, file_name
 from forebay.reader import File, Future, open
 from forebay.rows import check_row, check_whole, integers
-from forebay.spare import Spare
 from forebay.tables import Table
 
 # DLPack's codes of PyTorch's types, whose bits are those of an item.
@@ -74,9 +73,9 @@ class Rows:
         self._open: tuple[int, File | Table] | None = None
         self._under_way: deque[Future] = deque()
         self._stream: Any = None
-        self._spare, self._rooms = Spare(), _core.Rooms()
-        self._kind = kind_of(dtype) if self._torch and self._is_on_host else None
-        self._from_dlpack: Any = None
+        self._rooms = _core.Rooms()
+        # By a single call, what is plain of one file's.
+        self._batches: _core.Batches | None = None
         sizes = [file.size for file in self.files()]
         self._length = sum(max(0, size - start) // self.row_bytes for size in sizes)
 
@@ -84,8 +83,8 @@ class Rows:
         return self._length
 
     def __getitem__(self, rows: Any) -> Any:
-        if type(rows) is list:
-            return self.batch(rows)
+        if (plain := self._batches) is not None and (made := plain(rows)) is not None:
+            return made
         if isinstance(rows, slice):
             return self.batch(range(*rows.indices(len(self))))
         if hasattr(rows, "__index__") and not getattr(rows, "shape", ()):
@@ -110,8 +109,8 @@ class Rows:
 
     def __getstate__(self) -> dict[str, Any]:
         # Files, streams and memory are a process's own.
-        own = dict.fromkeys(("_open", "_stream", "_rooms", "_from_dlpack"))
-        return {**self.__dict__, **own, "_under_way": deque(), "_spare": Spare()}
+        own = dict.fromkeys(("_open", "_stream", "_rooms", "_batches"))
+        return {**self.__dict__, **own, "_under_way": deque()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _rooms=_core.Rooms())
@@ -120,33 +119,16 @@ class Rows:
         """Rows by number, of shape (len(rows), *shape). Numbers can be on a GPU. Raises RequestError."""
         if not self._is_on_host:
             return self._on_device(rows)
-        if self._kind is not None:
-            made = self._as_tensor(rows, self._kind)
-            if made is not None:
-                return made
+        if (plain := self._batches) is not None and (made := plain(rows)) is not None:
+            return made
+        import numpy as np
+
         wanted = integers(rows, "rows")
         # NumPy's array even of what will be a tensor: the cheapest to pass.
-        room = self._spare.take(len(wanted) * self.row_bytes)
+        room = np.asarray(self._rooms.take(len(wanted) * self.row_bytes))
         if len(wanted):
             self.source().gather(wanted, self.row_bytes, room, start=self.start)
         return self._as_rows(room, len(wanted))
-
-    def _as_tensor(self, rows: Any, kind: tuple[int, int]) -> Any:
-        """A batch by a single call. None where something about it isn't plain or right."""
-        source = self.source()
-        if type(source) is not File:
-            return None
-        if getattr(rows, "is_cpu", False):
-            try:
-                rows = rows.numpy()
-            except (TypeError, RuntimeError):  # not dense, or of a type that NumPy lacks
-                return None
-        if self._from_dlpack is None:
-            from torch.utils.dlpack import from_dlpack
-
-            self._from_dlpack = from_dlpack
-        lent = source._gather_lent(self._rooms, rows, self.row_bytes, self.start, kind, self.shape)
-        return None if lent is None else self._from_dlpack(lent)
 
     def _as_rows(self, room: Any, count: int) -> Any:
         """Host memory as `count` rows."""
@@ -197,8 +179,20 @@ class Rows:
         if self._open is None or self._open[0] != process:
             names = self.names[0] if len(self.names) == 1 else self.names
             self._open = (process, open(names, self.path, prefer=self.prefer))
+            self._batches = self._plain(self._open[1])
             self._under_way.clear()
         return self._open[1]
+
+    def _plain(self, source: File | Table) -> _core.Batches | None:
+        """None where rows aren't tensors on the host, of one file."""
+        kind = kind_of(self.dtype) if self._torch and self._is_on_host else None
+        if kind is None or not isinstance(source, File):
+            return None
+        import torch
+
+        # PyTorch's own for capsules, which the public one comes to after looking for protocols.
+        from_dlpack = getattr(torch._C, "_from_dlpack", torch.from_dlpack)
+        return _core.Batches(self._rooms, source, (self.row_bytes, self.start), kind, self.shape, from_dlpack)
 
     def files(self) -> list[File]:
         source = self.source()
@@ -212,8 +206,7 @@ class Rows:
                     self._under_way.popleft().result()
             finally:
                 self._open[1].close()
-        self._open = None
-        self._spare.clear()
+        self._open = self._batches = None
         self._rooms.clear()
 
 

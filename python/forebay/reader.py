@@ -406,16 +406,6 @@ class File(io.RawIOBase):
                 return Future(begun, [], self).result()
         return self._gather(rows, row_bytes, out, start, offsets, stream, waits=True).result()
 
-    def _gather_lent(
-        self, rooms: _core.Rooms, rows: Any, row_bytes: int, start: int, kind: tuple[int, int], shape: tuple[int, ...]
-    ) -> Any:
-        """`gather` into memory of `rooms`, as a capsule of DLPack's; None, and nothing is done, where that isn't plain."""
-        lent = rooms.gather(self._reader, rows, row_bytes, start, kind, shape)
-        if lent is None:
-            return None
-        self._last = lent[1]
-        return lent[0]
-
     def gather_async(
         self, rows: Any, row_bytes: int, out: Any, start: int = 0, offsets: Any = None, stream: Any = None
     ) -> Future:
