@@ -489,8 +489,8 @@ LAYERS = {
         checksum files""".split(),
     "serve": "namespace target ublk gateway".split(),
     "training": "format generate emulate opened checkpoint kvcache".split(),
-    "reader": """processors place devices by_cufile choice order_hash numbers repeats gpu_numbers host_memory room staged load
-        windows map rows pages leaving file request few_rows opened layout relays worker source thread_pool many
+    "reader": """processors place devices by_cufile choice order_hash numbers repeats gpu_numbers host_memory room kept staged
+        load windows map rows pages leaving file request few_rows opened layout relays worker source thread_pool many
         loader""".split(),
 }
 

@@ -554,7 +554,7 @@ def hdf5_index(
     group, the named or all. Raises RequestError for a data set that isn't plain."""
 
 def release() -> None:
-    """Ends the reading threads and frees their pinned memory; the next read starts them again."""
+    """Ends the reading threads, and frees their pinned memory and what loaders left for the next; the next read starts them."""
 
 def safetensors_header(
     header: bytes, data_bytes: int

@@ -187,6 +187,11 @@ impl Arena {
         *self.got.get_or_init(|| huge_share(self.base, self.mapped_bytes))
     }
 
+    /// Returns whether its pages are of the system's pool of huge pages, as is known without a walk.
+    pub fn is_of_the_huge_page_pool(&self) -> bool {
+        self.got.get() == Some(&Got::Hugetlb)
+    }
+
     /// The descriptor that the whole arena maps, from its first byte on; None for private memory of this process.
     pub fn fd(&self) -> Option<&Arc<OwnedFd>> {
         self.fd.as_ref()

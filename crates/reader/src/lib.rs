@@ -17,6 +17,7 @@ mod few_rows;
 mod file;
 mod gpu_numbers;
 mod host_memory;
+mod kept;
 mod layout;
 mod leaving;
 mod load;

@@ -3,7 +3,8 @@
 #![allow(unsafe_code, reason = "memory that a GPU reads by itself")]
 
 use super::devices;
-use forebay_io::{Arena, RegisteredMemory};
+use super::kept::KeptMemory;
+use forebay_io::RegisteredMemory;
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::{Arc, Mutex};
@@ -11,18 +12,18 @@ use std::sync::{Arc, Mutex};
 /// Memory, pinned where a GPU is to read it. Fields in the order in which they must go.
 struct Room {
     pinned: Option<RegisteredMemory>,
-    arena: Arena,
+    memory: KeptMemory,
 }
 
 impl Room {
     fn new(bytes: usize, gpu: Option<u32>) -> Result<Room, Error> {
-        let arena = Arena::new(1, bytes, Pages::Thp)?;
-        let (at, bytes) = arena.whole();
+        let memory = KeptMemory::take(bytes, Pages::Thp)?;
+        let (at, bytes) = memory.whole();
         let device = gpu.and_then(|gpu| devices::device(gpu).ok()).filter(|device| device.reads_registered());
         // Refused, its rows are copied by processors.
-        // SAFETY: the arena goes after its registration, by the order of the fields.
+        // SAFETY: the memory goes after its registration, by the order of the fields.
         let pinned = device.and_then(|device| unsafe { device.register(at.as_ptr(), bytes, false) }.ok());
-        Ok(Room { pinned, arena })
+        Ok(Room { pinned, memory })
     }
 }
 
@@ -42,17 +43,17 @@ impl Spare {
     /// Memory of so many bytes: one that is there, if it is long enough.
     pub(super) fn take(&self, bytes: usize) -> Result<Arc<Staged>, Error> {
         let kept = self.kept.lock().expect("no holder panics").pop();
-        let room = match kept.filter(|room| room.arena.slot_bytes() >= bytes) {
+        let room = match kept.filter(|room| room.memory.slot_bytes() >= bytes) {
             Some(room) => room,
             None => Room::new(bytes, self.gpu)?,
         };
-        let (base, bytes) = (room.arena.slot(0).host_ptr() as usize, room.arena.slot_bytes());
+        let (base, bytes) = (room.memory.slot(0).host_ptr() as usize, room.memory.slot_bytes());
         let gpu = room.pinned.as_ref().and(self.gpu);
         Ok(Arc::new(Staged { room: Mutex::new(Some(room)), base, bytes, gpu, spare: self.clone() }))
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.kept.lock().expect("no holder panics").iter().map(|room| room.arena.slot_bytes()).sum()
+        self.kept.lock().expect("no holder panics").iter().map(|room| room.memory.slot_bytes()).sum()
     }
 }
 

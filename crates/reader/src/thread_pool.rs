@@ -4,7 +4,7 @@ use super::few_rows::COPIED_WAITING_MAX;
 use super::processors::{self, ALL_MAX, WORKERS_MAX};
 use super::request::Request;
 use super::worker::{self, copied_here, Worker};
-use super::{file, gpu_numbers, leaving, numbers, relays, room};
+use super::{file, gpu_numbers, kept, leaving, numbers, relays, room};
 use forebay_io::{has_copy_guard, settle_in_process, PerProcess};
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -109,8 +109,13 @@ pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
 }
 
 /// Ends the thread pool, once it has done what it was given: its threads, pinned slots and streams are given back, and what
-/// is let go of in the background is gone. The next request starts it anew.
+/// is let go of in the background is gone; and frees the memory of loaders that have ended. The next request starts it anew.
 pub fn release() {
+    end();
+    kept::release();
+}
+
+fn end() {
     let pool = pool();
     leaving::end();
     let mut workers = pool.workers.lock().expect("no holder panics");
@@ -129,7 +134,7 @@ pub fn release() {
 /// Ends the thread pool if no file is open. It doesn't matter if one is opened meanwhile: its first request starts it anew.
 pub(super) fn release_if_unused() {
     if !file::any_open() {
-        release();
+        end();
     }
 }
 

@@ -2,10 +2,9 @@
 //! done.
 
 use crate::by_cufile::ByCufile;
+use crate::kept::KeptMemory;
 use crate::{devices, Address};
-use forebay_io::{
-    Arena, CuFileBuffer, Cuda, CudaDevice, CudaEvent, CudaStream, DeviceMemory, Mem, PinnedMemory,
-};
+use forebay_io::{CuFileBuffer, Cuda, CudaDevice, CudaEvent, CudaStream, DeviceMemory, Mem, PinnedMemory};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -43,9 +42,9 @@ impl Memory {
 /// Owner of a slot's memory.
 #[allow(dead_code, reason = "held for its end")]
 enum SlotMemory {
-    Host(Arena),
-    /// Unpinned before it is unmapped.
-    Pinned(PinnedMemory, Arena),
+    Host(KeptMemory),
+    /// Unpinned before another gets it.
+    Pinned(PinnedMemory, KeptMemory),
     /// Where cuFile knows it, it forgets it first.
     Gpu(Option<CuFileBuffer>, DeviceMemory),
 }
@@ -165,11 +164,11 @@ impl Shelf {
 
     /// `made`: slots that there are already.
     fn make(&self, made: usize) -> Result<Slot, Error> {
-        let host = || -> Result<(Arena, Address), Error> {
-            let arena =
-                Arena::new(1, self.slot_bytes, Pages::Auto).map_err(|e| self.no_memory(made, &e.found))?;
-            let Mem::Host { at, .. } = arena.slot(0) else { unreachable!("an arena is host memory") };
-            Ok((arena, Address::Host(at.as_ptr() as u64)))
+        let host = || -> Result<(KeptMemory, Address), Error> {
+            let memory =
+                KeptMemory::take(self.slot_bytes, Pages::Auto).map_err(|e| self.no_memory(made, &e.found))?;
+            let Mem::Host { at, .. } = memory.slot(0) else { unreachable!("an arena is host memory") };
+            Ok((memory, Address::Host(at.as_ptr() as u64)))
         };
         let (held, place) = match (self.memory, &self.device) {
             (Memory::Gpu(gpu), Some(device)) => {
@@ -180,13 +179,13 @@ impl Shelf {
                 (SlotMemory::Gpu(known, memory), Address::Device { gpu, at })
             }
             (Memory::Pinned(_), Some(device)) => {
-                let (arena, place) = host()?;
-                let pinned = device.pin(&arena).map_err(|e| self.no_memory(made, &e.found))?;
-                (SlotMemory::Pinned(pinned, arena), place)
+                let (memory, place) = host()?;
+                let pinned = device.pin(&memory).map_err(|e| self.no_memory(made, &e.found))?;
+                (SlotMemory::Pinned(pinned, memory), place)
             }
             _ => {
-                let (arena, place) = host()?;
-                (SlotMemory::Host(arena), place)
+                let (memory, place) = host()?;
+                (SlotMemory::Host(memory), place)
             }
         };
         Ok(Slot { held, place, after: Vec::new() })

@@ -1,0 +1,115 @@
+//! Memory of loaders that have ended, kept for the next loader of this process: the system clears memory that it hands out, which
+//! takes longer than reading into it from a fast disk.
+
+use forebay_io::{Arena, PerProcess};
+use forebay_model::job::Pages;
+use forebay_model::Error;
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard};
+
+/// Bytes that are kept: the batches and the windows of a loader with usual settings, and half of what one may use for batches
+/// without being asked.
+const BYTES_MAX: usize = 512 << 20;
+
+#[derive(Default)]
+struct Kept {
+    /// The first was given back first.
+    arenas: VecDeque<Arena>,
+}
+
+/// A child shares no lock with its parent's threads, and the pages that it has of them are copies.
+static KEPT: PerProcess<Mutex<Kept>> = PerProcess::new();
+
+fn kept() -> MutexGuard<'static, Kept> {
+    KEPT.lock().expect("no holder panics")
+}
+
+/// Frees what is kept.
+pub(super) fn release() {
+    let arenas = std::mem::take(&mut kept().arenas);
+    drop(arenas);
+}
+
+/// Bytes that it takes of the system.
+fn bytes(arena: &Arena) -> usize {
+    arena.whole().1
+}
+
+impl Kept {
+    /// The least that holds so many bytes, if that isn't much more.
+    fn take(&mut self, wanted: usize) -> Option<Arena> {
+        let fits = |arena: &Arena| arena.slot_bytes() >= wanted && arena.slot_bytes() / 2 <= wanted;
+        let found = self.arenas.iter().enumerate().filter(|(_, arena)| fits(arena));
+        let at = found.min_by_key(|(_, arena)| bytes(arena)).map(|(at, _)| at)?;
+        self.arenas.remove(at)
+    }
+
+    /// Keeps memory; what goes in its place.
+    fn put(&mut self, arena: Arena, most: usize) -> Vec<Arena> {
+        self.arenas.push_back(arena);
+        let mut gone = Vec::new();
+        while self.arenas.iter().map(bytes).sum::<usize>() > most {
+            gone.extend(self.arenas.pop_front());
+        }
+        gone
+    }
+}
+
+/// Memory of the host that is kept once it isn't used any more. What lay there before may still lie there.
+pub(super) struct KeptMemory(Option<Arena>);
+
+impl KeptMemory {
+    /// # Errors
+    /// `Machine`: there is no memory.
+    pub(super) fn take(bytes: usize, pages: Pages) -> Result<KeptMemory, Error> {
+        let there = kept().take(bytes);
+        there.map_or_else(|| Arena::new(1, bytes, pages), Ok).map(|arena| KeptMemory(Some(arena)))
+    }
+}
+
+impl Deref for KeptMemory {
+    type Target = Arena;
+
+    fn deref(&self) -> &Arena {
+        self.0.as_ref().expect("until it is dropped")
+    }
+}
+
+impl Drop for KeptMemory {
+    fn drop(&mut self) {
+        // Huge pages of the system's pool are few, and another program may wait for them.
+        let Some(arena) = self.0.take().filter(|arena| !arena.is_of_the_huge_page_pool()) else { return };
+        let gone = kept().put(arena, BYTES_MAX);
+        drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EACH: usize = 4 << 20;
+
+    fn arena(bytes: usize) -> Arena {
+        Arena::new(1, bytes, Pages::Small).unwrap()
+    }
+
+    // promise: FEED-5
+    #[test]
+    fn memory_is_kept_up_to_a_limit_and_lent_where_little_of_it_would_lie_idle() {
+        let mut kept = Kept::default();
+        let put = |kept: &mut Kept, bytes| -> Vec<usize> {
+            kept.put(arena(bytes), 3 * EACH).iter().map(|arena| arena.slot_bytes()).collect()
+        };
+        assert!(put(&mut kept, EACH).is_empty());
+        assert!(put(&mut kept, EACH + 4096).is_empty());
+        // That takes two huge pages more: the oldest goes.
+        assert_eq!(put(&mut kept, EACH), [EACH]);
+        assert!(kept.take(EACH / 4).is_none(), "most of it would lie idle");
+        assert!(kept.take(2 * EACH).is_none(), "none is that long");
+        assert_eq!(kept.take(EACH - 1).map(|arena| arena.slot_bytes()), Some(EACH), "the least that fits");
+        assert_eq!(kept.take(EACH - 1).map(|arena| arena.slot_bytes()), Some(EACH + 4096));
+        assert_eq!(put(&mut kept, 4 * EACH), [4 * EACH], "more than is ever kept");
+    }
+}
