@@ -157,7 +157,7 @@ pub(super) fn aligned(piece: &Range, at: *mut u8, unit: usize) -> bool {
 }
 
 pub(super) fn plain(fd: RawFd, piece: &Range, at: *mut u8, tag: usize) -> Load {
-    Load { fd, offset: piece.offset, at, want: piece.bytes, ask: piece.bytes, got: 0, tag }
+    Load { fd, offset: piece.offset, at, want: piece.bytes, ask: piece.bytes, got: 0, direct: false, tag }
 }
 
 /// The whole pages around a piece, and how far into them it begins.
@@ -165,7 +165,7 @@ pub(super) fn direct(fd: RawFd, piece: &Range, at: *mut u8, tag: usize) -> (Load
     let head = piece.offset as usize % PAGE;
     let want = head + piece.bytes;
     let ask = want.next_multiple_of(PAGE);
-    (Load { fd, offset: piece.offset - head as u64, at, want, ask, got: 0, tag }, head)
+    (Load { fd, offset: piece.offset - head as u64, at, want, ask, got: 0, direct: true, tag }, head)
 }
 
 /// Copies a piece out of the mapping; `asked`: bytes of the request that it is of.

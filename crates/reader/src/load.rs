@@ -16,11 +16,16 @@ use forebay_storage::MADV_POPULATE_READ;
 use io_uring::squeue::Entry;
 use io_uring::{opcode, types, IoUring};
 use std::io::{Error as IoError, Result as IoResult};
+use std::ops::Range as Span;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// Reads under way at a time on one worker's ring.
 const RING_ENTRIES: u32 = 256;
+/// Loads that are one read where they touch in the file: each read costs the system as much as half a megabyte of a long one.
+/// Beyond this length that is little, and a device takes only so many pieces of memory at once.
+const JOINED_BYTES_MAX: usize = 2 << 20;
+const JOINED_MAX: usize = 64;
 /// Ranges that are read into the page cache at a time without a ring.
 const FILLED_AT_ONCE: usize = 8;
 /// Interval at which completions are polled on a ring that the kernel refuses to enter.
@@ -35,8 +40,43 @@ pub(crate) struct Load {
     pub want: usize,
     pub ask: usize,
     pub got: usize,
+    /// Past the page cache.
+    pub direct: bool,
     /// Its number for the caller.
     pub tag: usize,
+}
+
+impl Load {
+    /// Returns whether the next one goes on in the file where this ends, so that one read brings both.
+    fn goes_on_in(&self, next: &Load) -> bool {
+        self.direct
+            && self.fd == next.fd
+            && self.want == self.ask
+            && self.offset + self.ask as u64 == next.offset
+    }
+}
+
+/// Loads, by their numbers, that are one read each.
+fn joined(loads: &[Load]) -> Vec<Span<usize>> {
+    let mut reads: Vec<Span<usize>> = Vec::with_capacity(loads.len());
+    let mut bytes = 0;
+    for (index, load) in loads.iter().enumerate() {
+        bytes += load.ask;
+        match reads.last_mut() {
+            Some(read)
+                if bytes <= JOINED_BYTES_MAX
+                    && read.len() < JOINED_MAX
+                    && loads[index - 1].goes_on_in(load) =>
+            {
+                read.end += 1;
+            }
+            _ => {
+                reads.push(index..index + 1);
+                bytes = load.ask;
+            }
+        }
+    }
+    reads
 }
 
 /// A range of a mapping that is to be read into the page cache.
@@ -150,7 +190,7 @@ unsafe fn read(fd: RawFd, offset: u64, at: *mut u8, bytes: usize, flags: i32) ->
 /// # Safety
 /// `at` has room for `bytes`.
 pub(crate) unsafe fn whole(fd: RawFd, offset: u64, at: *mut u8, bytes: usize) -> IoResult<usize> {
-    let mut load = Load { fd, offset, at, want: bytes, ask: bytes, got: 0, tag: 0 };
+    let mut load = Load { fd, offset, at, want: bytes, ask: bytes, got: 0, direct: false, tag: 0 };
     // SAFETY: the caller's promise.
     unsafe { finish(&mut load) }.map(|()| load.got)
 }
@@ -171,17 +211,32 @@ impl Loader {
         let mut failed = None;
         if loads.len() > 1 {
             for group in loads.chunks_mut(RING_ENTRIES as usize) {
-                let entry = |load: &Load| {
-                    let read = opcode::Read::new(types::Fd(load.fd), load.at, load.ask as u32);
-                    read.offset(load.offset).build()
+                let reads = joined(group);
+                let vector = |load: &Load| libc::iovec { iov_base: load.at.cast(), iov_len: load.ask };
+                let vectors: Vec<libc::iovec> = group.iter().map(vector).collect();
+                let entry = |read: &Span<usize>| {
+                    let (load, fd) = (&group[read.start], types::Fd(group[read.start].fd));
+                    if read.len() > 1 {
+                        let vectors = vectors[read.clone()].as_ptr();
+                        return opcode::Readv::new(fd, vectors, read.len() as u32)
+                            .offset(load.offset)
+                            .build();
+                    }
+                    opcode::Read::new(fd, load.at, load.ask as u32).offset(load.offset).build()
                 };
-                let entries: Vec<Entry> = group.iter().map(entry).collect();
+                let entries: Vec<Entry> = reads.iter().map(entry).collect();
                 let done = |index: usize, result: i32| match result {
-                    got if got >= 0 => group[index].got = got as usize,
-                    // The waiting read does it anew.
-                    errno if matches!(-errno, libc::EAGAIN | libc::EINTR) => {}
+                    got if got >= 0 => {
+                        let mut left = got as usize;
+                        for load in &mut group[reads[index].clone()] {
+                            load.got = left.min(load.ask);
+                            left -= load.got;
+                        }
+                    }
+                    // The waiting read does it anew; of several, it finds the one that fails.
+                    errno if matches!(-errno, libc::EAGAIN | libc::EINTR) || reads[index].len() > 1 => {}
                     errno => {
-                        let first = (group[index].tag, IoError::from_raw_os_error(-errno));
+                        let first = (group[reads[index].start].tag, IoError::from_raw_os_error(-errno));
                         failed.get_or_insert(first);
                     }
                 };
@@ -330,6 +385,7 @@ mod tests {
             want: BYTES,
             ask: BYTES,
             got: 0,
+            direct: false,
             tag,
         };
         fds.iter().zip(into).enumerate().map(load).collect()
@@ -375,6 +431,42 @@ mod tests {
         }
         file.set_len(2 * PASSING_BYTES as u64 + 5).unwrap();
         assert_eq!(read(4096, 3 * PASSING_BYTES - 4096), None);
+    }
+
+    // promise: FEED-1
+    #[test]
+    fn loads_that_touch_in_the_file_are_one_read_whose_failure_is_of_one_of_them() {
+        let content: Vec<u8> = (0..10 * BYTES).map(|i| (i / 100) as u8).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&content).unwrap();
+        // From the last to the first, but for the fifth, which isn't read.
+        let places: Vec<usize> = (0..10).rev().filter(|page| *page != 4).collect();
+        let mut into = vec![[0u8; BYTES]; places.len()];
+        let mut loads = loads(&vec![file.as_raw_fd(); places.len()], &mut into);
+        for (load, page) in loads.iter_mut().zip(&places) {
+            (load.offset, load.direct) = ((page * BYTES) as u64, true);
+        }
+        loads.sort_by_key(|load| load.offset);
+        assert_eq!(joined(&loads), [0..4, 4..9]);
+        loads[7].direct = false;
+        assert_eq!(joined(&loads), [0..4, 4..8, 8..9]);
+        let mut loader = Loader::default();
+        // SAFETY: each has as much room as it asks for.
+        unsafe { loader.run(&mut loads) }.unwrap();
+        for (read, page) in into.iter().zip(&places) {
+            assert_eq!(read[..], content[page * BYTES..][..BYTES]);
+        }
+        file.set_len(6 * BYTES as u64 + 5).unwrap();
+        loads.iter_mut().for_each(|load| load.got = 0);
+        // SAFETY: as above.
+        unsafe { loader.run(&mut loads) }.unwrap();
+        let got: Vec<usize> = loads.iter().map(|load| load.got).collect();
+        assert_eq!(got, [BYTES, BYTES, BYTES, BYTES, BYTES, 5, 0, 0, 0]);
+        loads.iter_mut().for_each(|load| load.got = 0);
+        (loads[2].at, loads[2].tag) = (std::ptr::null_mut(), 77);
+        // SAFETY: the kernel writes to no page that isn't there.
+        let failed = unsafe { loader.run(&mut loads) }.unwrap_err();
+        assert_eq!((failed.0, failed.1.raw_os_error()), (77, Some(libc::EFAULT)));
     }
 
     /// Tests a ring that was entered before, and one that never was.

@@ -18,7 +18,7 @@ pub use table::{Column, Part};
 use crate::by_cufile::ByCufile;
 use crate::order_hash::{order_hash, order_samples};
 use crate::request::Request;
-use crate::rows::Ordered;
+use crate::rows::{Ordered, COPIED_ROW_BYTES_MAX};
 use crate::{thread_pool, Address, Opening, ReadPath, Report};
 use fill::{Decision, Fills};
 use forebay_io::{last_level_cache_bytes, monotonic_now, CudaEvent};
@@ -91,7 +91,29 @@ struct Flight {
     after: u64,
     hash: Hash,
     requests: Vec<Arc<Request>>,
+    /// Those of the first batch that was begun together with it, which bring this one, too.
+    together: Vec<Arc<Request>>,
+    of_several: bool,
     lease: Arc<Lease>,
+}
+
+impl Flight {
+    fn new(first: u64, rows: usize, after: u64, hash: Hash, lease: Arc<Lease>) -> Flight {
+        let (requests, together) = (Vec::new(), Vec::new());
+        Flight { first, rows, after, hash, requests, together, of_several: false, lease }
+    }
+
+    /// Returns whether all of it has come.
+    fn wait(&self, at_most: impl Fn() -> Duration) -> bool {
+        let mut all = self.requests.iter().chain(&self.together);
+        all.all(|request| request.wait(Some(at_most())))
+    }
+
+    /// How its bytes came, but for what came together with the first batch's.
+    fn outcome(&self) -> Result<Vec<Report>, Error> {
+        self.together.iter().try_for_each(|request| request.outcome().map(|_| ()))?;
+        self.requests.iter().map(|request| request.outcome()).collect()
+    }
 }
 
 /// Has a request read, as one of a flight's.
@@ -104,7 +126,7 @@ fn submit(flight: &mut Vec<Arc<Request>>, request: Arc<Request>) -> Result<(), E
 impl Drop for Flight {
     fn drop(&mut self) {
         // Its memory goes to the next batch: nothing may write there any more.
-        for request in &self.requests {
+        for request in self.requests.iter().chain(&self.together) {
             request.cancel();
         }
     }
@@ -132,6 +154,8 @@ struct Inner {
     /// Position that all ranks have come to with what was handed out, and with what was begun.
     given: u64,
     begun: u64,
+    /// Position up to which batches are begun one by one: of several together, one couldn't be read.
+    one_by_one_to: u64,
     ahead: VecDeque<Flight>,
     samples: Vec<u64>,
     figures: Figures,
@@ -199,6 +223,8 @@ pub struct Loader {
     cufile: Option<Arc<ByCufile>>,
     /// What becomes of data that isn't cached.
     cold: Decision,
+    /// Rows that are reads of their own lie next to others that are wanted soon.
+    touches: bool,
     inner: Mutex<Inner>,
 }
 
@@ -252,6 +278,7 @@ impl Loader {
             epoch: 0,
             given: 0,
             begun: 0,
+            one_by_one_to: 0,
             ahead: VecDeque::new(),
             samples: Vec::new(),
             figures: Figures::default(),
@@ -272,6 +299,9 @@ impl Loader {
         let cold = fill::decide(&table, spec.cache, (shuffle, share.world), step, into_gpu, by_long_reads);
         inner.fills = cold.fills.then(Fills::default);
         inner.stages = (staged && !cold.fills).then(|| Stages::new(spec.memory.gpu()));
+        let long = |column: &Column| column.bytes >= COPIED_ROW_BYTES_MAX;
+        let in_blocks = inner.order.window(0).is_some();
+        let touches = in_blocks && !into_gpu && table.all_are_files() && table.columns().iter().all(long);
         let process = std::process::id();
         Ok(Loader {
             table,
@@ -284,6 +314,7 @@ impl Loader {
             process,
             cufile,
             cold,
+            touches,
             inner: Mutex::new(inner),
         })
     }
@@ -342,7 +373,7 @@ impl Loader {
         inner.ahead.clear();
         inner.clear_reads();
         inner.order = self.order_of(epoch);
-        (inner.epoch, inner.given, inner.begun) = (epoch, position, position);
+        (inner.epoch, inner.given, inner.begun, inner.one_by_one_to) = (epoch, position, position, 0);
         Ok(())
     }
 
@@ -402,27 +433,36 @@ impl Loader {
             }
             inner.figures.end(asked);
             inner.order = self.order_of(epoch);
-            (inner.epoch, inner.given, inner.begun) = (epoch, 0, 0);
+            (inner.epoch, inner.given, inner.begun, inner.one_by_one_to) = (epoch, 0, 0, 0);
             return Ok(Next::End);
         };
-        let done =
-            flight.requests.iter().all(|request| request.wait(Some(at_most.saturating_sub(asked.elapsed()))));
+        let done = flight.wait(|| at_most.saturating_sub(asked.elapsed()));
         inner.figures.waited(asked);
         if !done {
             return Ok(Next::Wait);
         }
         let mut flight = inner.ahead.pop_front().expect("it is the first");
-        let reports: Result<Vec<Report>, Error> = flight.requests.iter().map(|r| r.outcome()).collect();
-        let reports = reports.inspect_err(|_| {
-            // Those behind it are in order, but the consumer may ask for this one again.
-            inner.ahead.clear();
-            inner.begun = inner.given;
-        })?;
+        let reports = match flight.outcome() {
+            Ok(reports) => reports,
+            Err(error) => {
+                // Those behind it are in order, but the consumer may ask for this one again.
+                inner.ahead.clear();
+                let (given, begun) = (inner.given, inner.begun);
+                inner.begun = given;
+                if !flight.of_several {
+                    return Err(error);
+                }
+                // It may be another of them that can't be read: each by itself tells.
+                inner.one_by_one_to = begun;
+                return Ok(Next::Wait);
+            }
+        };
         let hash = match (flight.hash, flight.requests.first()) {
             (Hash::Asked, Some(request)) => Hash::Here(request.hash()),
             (hash, _) => hash,
         };
         flight.requests.clear();
+        flight.together.clear();
         inner.given = flight.after;
         inner.note(&reports, flight.rows as u64, hash)?;
         Ok(Next::Batch(Batch {
@@ -462,17 +502,82 @@ impl Loader {
                     Ok(Ready::Wait) | Err(_) => return Ok(Ahead::Begun),
                 }
             }
-            let lease = match self.shelf.take()? {
-                Taken::Slot(lease) => Arc::new(lease),
-                Taken::Busy if inner.ahead.is_empty() => self.shelf.wait_for_one()?,
-                Taken::None if inner.ahead.is_empty() => return Err(self.shelf.is_empty(self.prefetch)),
-                Taken::Busy | Taken::None => return Ok(Ahead::Begun),
-            };
+            let several = self.batches_together(inner);
+            if several > 1 && self.is_uncached_at(inner, positions.start) {
+                let room = inner.ahead.len() + several <= self.prefetch + 1;
+                if room && self.begin_together(inner, several)? {
+                    continue;
+                }
+                return Ok(Ahead::Begun);
+            }
+            let Some(lease) = self.take_slot(inner.ahead.is_empty())? else { return Ok(Ahead::Begun) };
             let flight = self.begin(inner, positions, after, lease)?;
             inner.begun = after;
             inner.ahead.push_back(flight);
         }
         Ok(Ahead::Begun)
+    }
+
+    /// Memory for a batch. The one that is asked for must have some: it waits for it.
+    fn take_slot(&self, must: bool) -> Result<Option<Arc<Lease>>, Error> {
+        Ok(match self.shelf.take()? {
+            Taken::Slot(lease) => Some(Arc::new(lease)),
+            Taken::Busy if must => Some(self.shelf.wait_for_one()?),
+            Taken::None if must => return Err(self.shelf.is_empty(self.prefetch)),
+            Taken::Busy | Taken::None => None,
+        })
+    }
+
+    /// Number of batches that are begun together: half of those ahead, where each row would be a read of its own and many lie
+    /// next to those of other batches.
+    fn batches_together(&self, inner: &Inner) -> usize {
+        let past_cache = inner.stages.is_none() && inner.fills.is_none();
+        match self.touches && past_cache && inner.begun >= inner.one_by_one_to {
+            true => (self.prefetch + 1).div_ceil(2),
+            false => 1,
+        }
+    }
+
+    fn is_uncached_at(&self, inner: &Inner, position: u64) -> bool {
+        let mut sample = [0];
+        order_samples(&inner.order, position, &mut sample);
+        self.table.cached_share_of(sample[0]).is_some_and(|share| share < 0.5)
+    }
+
+    /// Begins so many batches, or as many as have memory, whose rows are read in the order of the files. False: none has.
+    fn begin_together(&self, inner: &mut Inner, several: usize) -> Result<bool, Error> {
+        let mut begun = inner.begun;
+        let mut batches: Vec<(Flight, Vec<u64>)> = Vec::with_capacity(several);
+        while batches.len() < several {
+            let Some((positions, after)) = self.share.next(begun, self.samples()) else { break };
+            let Some(lease) = self.take_slot(inner.ahead.is_empty() && batches.is_empty())? else { break };
+            let rows = (positions.end - positions.start) as usize;
+            let mut samples = vec![0; rows];
+            order_samples(&inner.order, positions.start, &mut samples);
+            let hash = Hash::Here(order_hash(&inner.order, positions.start, &samples));
+            batches.push((Flight::new(positions.start, rows, after, hash, lease), samples));
+            begun = after;
+        }
+        let (begins, mut requests) = (self.table.begins(self.share.batch), Vec::new());
+        let place = |flight: &Flight| begins.iter().map(|at| flight.lease.place().after(*at)).collect();
+        let all = batches.iter().map(|(flight, samples)| (&samples[..], place(flight)));
+        let workers = workers_each(crate::threads(), self.prefetch);
+        let begin = |request| submit(&mut requests, request);
+        let began = self.table.request_together(all, workers, begin);
+        let any = !batches.is_empty();
+        for (index, (mut flight, _)) in batches.into_iter().enumerate() {
+            flight.of_several = true;
+            // Where a request couldn't be made, all of them end here.
+            match index {
+                0 => flight.requests = requests.clone(),
+                _ => flight.together = requests.clone(),
+            }
+            if began.is_ok() {
+                inner.begun = flight.after;
+                inner.ahead.push_back(flight);
+            }
+        }
+        began.map(|()| any)
     }
 
     fn begin(
@@ -486,8 +591,7 @@ impl Loader {
         if let Some(flight) = self.begin_on_gpu(inner, &positions, after, &lease)? {
             return Ok(flight);
         }
-        let (hash, requests) = (Hash::Here(0), Vec::new());
-        let mut flight = Flight { first: positions.start, rows, after, hash, requests, lease };
+        let mut flight = Flight::new(positions.start, rows, after, Hash::Here(0), lease);
         let places = self.table.begins(self.share.batch).into_iter().map(|at| flight.lease.place().after(at));
         let places: Vec<Address> = places.collect();
         let lease = flight.lease.clone();
@@ -568,8 +672,9 @@ impl Loader {
             return Ok(None);
         };
         thread_pool::submit(&request)?;
-        let (hash, requests) = (Hash::OnGpu(word), vec![request]);
-        Ok(Some(Flight { first: positions.start, rows, after, hash, requests, lease: lease.clone() }))
+        let mut flight = Flight::new(positions.start, rows, after, Hash::OnGpu(word), lease.clone());
+        flight.requests.push(request);
+        Ok(Some(flight))
     }
 
     /// Ends what is under way and lets go of the files. Batches that were handed out stay.

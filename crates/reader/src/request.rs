@@ -223,7 +223,11 @@ impl Request {
             Some(fetch) if cut <= 1 => (fetch, numbers, layout),
             Some(fetch) => (fetch, layout.cut(numbers.numbers(), pieces.row_bytes).into(), pieces),
             None => {
-                let ranges = layout.ranges(numbers.numbers(), to);
+                let mut ranges = layout.ranges(numbers.numbers(), to);
+                if to.gpu().is_none() {
+                    // Those that touch in the file are one read of it, whatever lies between their places.
+                    ranges.sort_by_key(|range| range.offset);
+                }
                 // Each row is read into a slot by a processor, the first time without a mapping.
                 let hands = if to.gpu().is_some() { reader.hands() } else { workers };
                 let mut request = Request::of_ranges(reader, &ranges, after, hands)?;

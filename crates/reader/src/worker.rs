@@ -152,7 +152,7 @@ impl Worker {
                 Manner::Direct(fd, unit) if aligned(piece, at, unit) => {
                     add(&request.counts.direct, piece.bytes);
                     add(&request.counts.uncached, piece.bytes);
-                    loads.push(plain(fd, piece, at, tag));
+                    loads.push(Load { direct: true, ..plain(fd, piece, at, tag) });
                     continue;
                 }
                 Manner::Direct(fd, _) => {

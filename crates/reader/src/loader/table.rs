@@ -305,6 +305,43 @@ impl Table {
         Ok(())
     }
 
+    /// Share of a sample's first column that the page cache holds; None if the system won't tell.
+    pub(super) fn cached_share_of(&self, sample: u64) -> Option<f64> {
+        let (file, row) = self.locate(sample);
+        let (file, column) = (&self.files[file], self.columns.first()?);
+        let at = file.begins[0] + row * column.step;
+        file.reader.as_ref()?.cached_share(at, column.bytes)
+    }
+
+    /// Requests that bring the samples of several batches to their columns' places, in the order in which they lie in the files.
+    pub(super) fn request_together<'a>(
+        &self,
+        batches: impl Iterator<Item = (&'a [u64], Vec<Address>)>,
+        workers: usize,
+        mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut ranges: Vec<(usize, Range)> = Vec::new();
+        for (samples, places) in batches {
+            for (index, (column, place)) in self.columns.iter().zip(places).enumerate() {
+                ranges.extend(samples.iter().enumerate().map(|(i, sample)| {
+                    let (file, row) = self.locate(*sample);
+                    let start = self.files[file].begins[index];
+                    let layout = Layout { start, step: column.step, row_bytes: column.bytes };
+                    (file, layout.range(i, row, place))
+                }));
+            }
+        }
+        ranges.sort_unstable_by_key(|(file, range)| (*file, range.offset));
+        for of in ranges.chunk_by(|a, b| a.0 == b.0) {
+            let mut of_file = Vec::with_capacity(of.len());
+            of.iter().for_each(|(_, range)| append(&mut of_file, *range));
+            if let Some(reader) = self.files[of[0].0].unchanged()? {
+                begin(Request::of_file(reader, &of_file, Vec::new(), workers)?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Consecutive samples, that touch: a range of each file.
     fn request_run(
         &self,

@@ -1,4 +1,7 @@
+#![allow(unsafe_code, reason = "looking at the memory of batches, by address")]
+
 use super::*;
+use rustix::fs::{fadvise, Advice};
 use std::io::Write;
 use tempfile::NamedTempFile;
 
@@ -125,4 +128,66 @@ fn batches_ahead_have_parts_for_all_workers_together_and_few_each() {
         );
     }
     assert_eq!([workers_each(8, 10), workers_each(8, 3), workers_each(2, 2)], [1, 2, 1]);
+}
+
+// promise: FEED-5
+#[test]
+fn memory_of_a_loader_that_has_ended_is_the_next_ones() {
+    let file = numbered(1 << 16);
+    // Of a length that no other test asks for.
+    let open = || Loader::open(spec(&file, 1 << 16, 51_000)).unwrap();
+    let place = |loader: &Loader| at(&next(loader).unwrap().unwrap());
+    let mut places: Vec<u64> = (0..4).map(|_| place(&open())).collect();
+    places.dedup();
+    assert!(places.len() < 4, "{places:x?}");
+}
+
+/// Long rows whose file the page cache has let go of, in blocks.
+// promise: FEED-1, FEED-9
+#[test]
+fn batches_whose_rows_are_read_together_are_each_as_they_are_alone() {
+    const LONG: usize = COPIED_ROW_BYTES_MAX + 512;
+    let rows = 260;
+    let mut file = NamedTempFile::new().unwrap();
+    for row in 0..rows {
+        file.write_all(&[row as u8 ^ 0x5a; LONG]).unwrap();
+    }
+    file.as_file().sync_all().unwrap();
+    fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
+    let spec = Spec {
+        columns: vec![Column { bytes: LONG, step: LONG as u64 }],
+        shuffle: Shuffle::Blocks,
+        prefetch: Some(4),
+        ..spec(&file, rows, 16)
+    };
+    let loader = Loader::open(spec).unwrap();
+    let mut found = Vec::new();
+    for epoch in 0..2 {
+        for number in 0.. {
+            let fails = number == 5 && {
+                let inner = loader.inner();
+                let several = inner.ahead.front().filter(|flight| flight.of_several);
+                several.is_some_and(|flight| {
+                    let requests = flight.requests.iter().chain(&flight.together);
+                    requests.for_each(|request| request.fail(Error::run("a read", "a fault", "nothing")));
+                    true
+                })
+            };
+            if epoch == 0 && number == 5 && !fails {
+                eprintln!("the file system kept the file in the page cache: batches were read one by one");
+            }
+            let Some(batch) = next(&loader).unwrap() else { break };
+            let of = loader.samples_at(epoch, batch.first, batch.rows).unwrap();
+            for (i, sample) in of.iter().enumerate() {
+                let from = at(&batch) as usize + i * LONG;
+                // SAFETY: the row lies in the batch, which is held.
+                let row = unsafe { std::slice::from_raw_parts(from as *const u8, LONG) };
+                assert!(row.iter().all(|byte| *byte == *sample as u8 ^ 0x5a), "{sample} of batch {number}");
+            }
+            found.extend(of);
+        }
+        found.sort_unstable();
+        assert_eq!(found, (0..rows).collect::<Vec<_>>());
+        found.clear();
+    }
 }
