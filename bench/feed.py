@@ -45,6 +45,8 @@ COLD_ORDERS = {150_528: ("none", "blocks", "rows"), 912: ("none", "blocks")}
 ORDERS = {"none": "in order", "blocks": "in blocks", "rows": "shuffled"}
 # fio's, registered: as many reads under way as keep a disk busy, and their bytes.
 DIRECT, DIRECT_DEPTH, DIRECT_BYTES = "fio-direct", 16, 2 << 20
+# The same of reads of a sample each, anywhere: with the least CPU, begun and waited for half of those under way at a time.
+OF_SAMPLES, OF_SAMPLES_DEPTH = ("fio-direct-samples", "fio-direct-samples-huge"), 32
 # Times one GPU's rate.
 TWO_GPUS = 1.8
 # CPU ns to hand over a batch of nothing; first batches of 10⁸ rows a second.
@@ -133,12 +135,23 @@ def cell(options: argparse.Namespace, children: list[Child], name: str, case: tu
 def from_disk_cell(
     options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int, int], order: str
 ) -> Cell:
+    """CPU: what the issue allows, or what the machine takes, where that is more: reads as long as the order lets them be, and the
+    copies that mixing short samples needs."""
     row, batch, size = case
     file = samples(options.dir / f"feed-{row}.bin", size // row * row)
-    sides = ("forebay-from-disk", *((BLOCKS_FLOOR,) if (row, order) == (SAMPLES[-1][0], "blocks") else ()))
-    contenders = taking_turns(options, children, sides, file, (row, batch), order)
+    copies = (BLOCKS_FLOOR,) if (row, order) == (SAMPLES[-1][0], "blocks") else ()
+    contenders = taking_turns(options, children, ("forebay-from-disk", *copies), file, (row, batch), order)
     contenders.append(fio_uring(DIRECT, file, "read", DIRECT_BYTES, DIRECT_DEPTH))
-    bounds = [Bound("rate", (DIRECT,), at_least=COLD), Bound("cost", (), at_most=COLD_COST)]
+    reads = (DIRECT,)
+    if order == "rows":
+        reads, depth = OF_SAMPLES, OF_SAMPLES_DEPTH
+        contenders += [
+            fio_uring(side, file, "randread", row, depth, huge=side.endswith("huge"), batch=depth // 2) for side in reads
+        ]
+    bounds = [
+        Bound("rate", (DIRECT,), at_least=COLD),
+        Bound("cost", reads, at_most=1.0, enough=COLD_COST, plus=copies),
+    ]
     return Cell(name, contenders, bounds, ours="forebay-from-disk")
 
 

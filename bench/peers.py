@@ -181,14 +181,17 @@ def fio(name: str, *flags: str, huge_pages: int = 0, warmup_s: float = WARMUP_S)
 
 
 def fio_uring(
-    name: str, file: Path, rw: str, block: int, depth: int, huge: bool = False, jobs: int = 1
+    name: str, file: Path, rw: str, block: int, depth: int, huge: bool = False, jobs: int = 1, batch: int = 0
 ) -> Contender:
     """fio at its best for O_DIRECT: io_uring with registered buffers and files, optionally in huge pages.
 
-    With several `jobs`, sequential ones begin in different parts of the file.
+    With several `jobs`, sequential ones begin in different parts of the file. With `batch`, so many I/Os are begun and waited for
+    at a time.
     """
     flags = [f"--filename={file}", f"--rw={rw}", f"--bs={block}", f"--iodepth={depth}", "--direct=1"]
     flags += ["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1"]
+    if batch:
+        flags += [f"--iodepth_batch_submit={batch}", f"--iodepth_batch_complete_min={batch}"]
     if jobs > 1:
         flags += [f"--numjobs={jobs}"]
         flags += [f"--offset_increment={100 // jobs}%"] if rw == "read" else []

@@ -91,6 +91,8 @@ class Bound:
     of: str | None = None  # which contender must reach it; None: the cell's `ours`
     sure: bool = False  # not the median but the lower end of the ratio's 95 % interval must be within the limit
     same: bool = False  # all of that interval must be, and contain 1
+    enough: float | None = None  # of a cost: so much may be spent in any case, whatever the others spend
+    plus: tuple[str, ...] = ()  # and what these spend besides, which is other work that has to be done, too
 
 
 @dataclass(frozen=True)
@@ -205,12 +207,16 @@ def judge(bound: Bound, cell: Cell, figures: Rounds) -> dict[str, Any]:
         if bound.what == "time":
             ratios.append(1e6 / ours.iops - min(1e6 / p.iops for p in peers))
             continue
-        whole = ours.cpu_s is None or any(p.cpu_s is None for p in peers)
+        besides = [figures[name][number] for name in bound.plus if name in figures]
+        if len(besides) < len(bound.plus):
+            return {**missing, "why": f"not all of {' and '.join(bound.plus)} ran"}
+        whole = ours.cpu_s is None or any(p.cpu_s is None for p in (*peers, *besides))
         costs = [cost for p in peers if (cost := p.cost(cell.per, whole))]
         mine = ours.cost(cell.per, whole)
         if not costs or mine is None:
             return {**missing, "why": "a run used too little CPU to be counted"}
-        ratios.append(mine / min(costs))
+        least = min(costs) + sum(p.cost(cell.per, whole) or 0.0 for p in besides)
+        ratios.append(mine / max(least, (bound.enough or 0.0) / (bound.at_most or 1.0)))
     median = statistics.median(ratios)
     found = {"against": against, "ratios": ratios, "median": median, "holds": within(bound, median)}
     if bound.sure or bound.same:
@@ -304,7 +310,11 @@ def verdict(cell: Cell, settled: dict[str, Any]) -> str:
     elif bound["what"] == "time":
         asked += f" µs beyond {' or '.join(settled.get('against') or bound['against'])}"
     elif bound["against"]:
-        asked += f" × {' or '.join(settled.get('against') or bound['against'])}"
+        against = " or ".join(settled.get("against") or bound["against"])
+        besides = "".join(f" + {name}" for name in bound.get("plus") or ())
+        asked += f" × ({against}{besides})" if besides else f" × {against}"
+        if bound.get("enough"):
+            asked += f", or of {bound['enough']} {'ms/GiB' if cell.per == 'GiB' else 'ns per I/O'} where that is more"
     else:
         units = {"rate": ("GiB/s", "I/Os per s"), "cost": ("ms/GiB", "ns per I/O")}[bound["what"]]
         asked += f" {units[cell.per != 'GiB']}"
