@@ -367,26 +367,9 @@ def rows_by_lists(case: Case) -> Iterator[int]:
             yield rows[numbers].nbytes
 
 
-class Ready:
-    """A data set whose batches are there: what DataLoader takes for itself."""
-
-    def __init__(self, case: Case) -> None:
-        import torch
-
-        self.rows, self.batch = case.rows, torch.zeros(case.batch, case.row, dtype=torch.uint8)
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, numbers: Any) -> Any:
-        return self.batch
-
-    __getitems__ = __getitem__
-
-
-class Copied(Ready):
-    """A data set whose batches are there, and have rows copied to by the engine alone: what it takes of DataLoader and the copies
-    together, whose data drive DataLoader's own code out of the caches."""
+class Copied:
+    """A data set that does nothing but the engine's copies, by numbers and to tensors that are there: what DataLoader allows,
+    whose own code is out of the caches after each batch. It is handed that batch, or where it collates, a single row."""
 
     def __init__(self, case: Case) -> None:
         import forebay
@@ -394,12 +377,21 @@ class Copied(Ready):
 
         self.rows, self.row, self.file = case.rows, case.row, forebay.open(case.file, prefer="rate")
         tensors = [torch.ones(case.batch, case.row, dtype=torch.uint8) for _ in range(2)]
-        self.turns = itertools.cycle([(tensor, tensor.numpy()) for tensor in tensors])
+        self.turns = itertools.cycle([(tensor, tensor.numpy(), [tensor[0]]) for tensor in tensors])
+        self.numbers = itertools.cycle(drawn(case))
+
+    def __len__(self) -> int:
+        return self.rows
 
     def __getitem__(self, numbers: Any) -> Any:
-        tensor, room = next(self.turns)
-        self.file.gather(numbers, self.row, room)
+        tensor, room, _ = next(self.turns)
+        self.file.gather(next(self.numbers), self.row, room)
         return tensor
+
+    def __getitems__(self, numbers: Any) -> Any:
+        _, room, first = next(self.turns)
+        self.file.gather(next(self.numbers), self.row, room)
+        return first
 
 
 def under_data_loader(case: Case, data: Any, way: str) -> Iterator[int]:
@@ -414,11 +406,9 @@ def under_data_loader(case: Case, data: Any, way: str) -> Iterator[int]:
         "collated": {"batch_sampler": batches},
         "shuffled": {"batch_size": case.batch, "shuffle": True, "drop_last": True},
     }[way]
-    if isinstance(data, Ready) and way != "arrays":
-        settings["collate_fn"] = same
     while True:
         for batch in DataLoader(data, num_workers=0, **settings):
-            yield batch.nbytes
+            yield case.batch * case.row if isinstance(data, Copied) else batch.nbytes
 
 
 def features(case: Case) -> Iterator[int]:
@@ -708,9 +698,9 @@ SIDES = {
     "rows-arrays": lambda case: after_an_epoch(under_data_loader(case, map_style(case), "arrays"), case),
     "rows-collated": lambda case: after_an_epoch(under_data_loader(case, map_style(case), "collated"), case),
     "rows-shuffled": lambda case: after_an_epoch(under_data_loader(case, map_style(case), "shuffled"), case),
-    "ready-arrays": lambda case: under_data_loader(case, Ready(case), "arrays"),
     "copied-arrays": lambda case: after_an_epoch(under_data_loader(case, Copied(case), "arrays"), case),
-    "ready-shuffled": lambda case: under_data_loader(case, Ready(case), "shuffled"),
+    "copied-collated": lambda case: after_an_epoch(under_data_loader(case, Copied(case), "collated"), case),
+    "copied-shuffled": lambda case: after_an_epoch(under_data_loader(case, Copied(case), "shuffled"), case),
     "features": lambda case: after_an_epoch(features(case), case),
     "gather-alone": lambda case: after_an_epoch(gather_alone(case), case),
 }

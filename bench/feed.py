@@ -2,12 +2,13 @@
 
 forebay.torch.Loader beside a bare pread loop, PyTorch's DataLoader without and with workers, SPDL, WebDataset, MosaicML Streaming
 and Grain, over the same samples in the page cache. --ml names a Python that has forebay, torch and the peers; who isn't
-installed there is left out and named. `--only 'by number'` has what is asked for whole batches by number: Rows, under DataLoader
-too, and FeatureStore, beside the loader; `--only 'from the disk'`, first epochs of samples that aren't cached, beside fio's
-O_DIRECT on the same file, in 150 s with `--rounds 3 --seconds 3`. With --gpu, shuffled samples go into the first GPU, beside
-PyTorch's DataLoader and a loop of index_select with two pinned buffers; `--only cost:` has what surrounds that: two cores alone,
-samples that come from the disk, batches without anything to read, and the time to the first batch; `--only ranks:`, of two
-GPUs, both beside one, on shares of a file and on a file each. Exit: 0 if every bound holds, 1 if one does not.
+installed there is left out and named. `--only 'by number'` has what is asked for whole batches by number: Rows and FeatureStore
+beside the loader, and Rows under DataLoader beside what that reaches itself; `--only 'from the disk'`, first epochs of samples
+that aren't cached, beside fio's O_DIRECT on the same file, in 150 s with `--rounds 3 --seconds 3`. With --gpu, shuffled samples
+go into the first GPU, beside PyTorch's DataLoader and a loop of index_select with two pinned buffers; `--only cost:` has what
+surrounds that: two cores alone, samples that come from the disk, batches without anything to read, and the time to the first
+batch; `--only ranks:`, of two GPUs, both beside one, on shares of a file and on a file each. Exit: 0 if every bound holds, 1 if
+one does not.
 """
 
 from __future__ import annotations
@@ -60,10 +61,13 @@ WITH_WORKERS = ("torch-2", "webdataset-2", "streaming-2", "grain-2")
 FLOOR = "copies-alone"
 # What a processor pays for blocks of short samples, besides the reads: where that is more than may be, the machine forbids it.
 BLOCKS_FLOOR = "copies-of-blocks"
-# Of a loader's rate, by whatever reads whole batches by number; what shuffles in Python is bounded by that.
-BY_NUMBER = 0.9
-BY_NUMBER_SIDES = ("loader", "loader-numpy", "rows", "rows-lists", "rows-numpy", "rows-arrays", "rows-collated", "features")
-BY_NUMBER_FLOORS = ("gather-alone", "copied-arrays", "ready-arrays", "rows-shuffled", "ready-shuffled")
+# Of a loader's rate, by whatever reads whole batches by number.
+BY_NUMBER = {"rows": "loader", "rows-lists": "loader", "rows-numpy": "loader-numpy", "features": "loader"}
+BY_NUMBER_OF_LOADER = 0.9
+# DataLoader's own Python bounds what a data set reaches under it: of the loader's rate, or where that is lower, of DataLoader's
+# over a data set that does nothing but the engine's copies.
+UNDER_DATA_LOADER = {"rows-arrays": "copied-arrays", "rows-collated": "copied-collated", "rows-shuffled": "copied-shuffled"}
+UNDER_DATA_LOADER_OF = 0.95
 ALONE = ("torch-0", "spdl", "webdataset-0", "streaming-0", "grain-0")
 
 
@@ -158,9 +162,11 @@ def from_disk_cell(
 def by_number_cell(options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int, int]) -> Cell:
     row, batch, size = case
     file = samples(options.dir / f"feed-{row}.bin", size // row * row)
-    contenders = taking_turns(options, children, (*BY_NUMBER_SIDES, *BY_NUMBER_FLOORS), file, (row, batch))
-    beside = {side: "loader-numpy" if side == "rows-numpy" else "loader" for side in BY_NUMBER_SIDES[2:]}
-    bounds = [Bound("rate", (loader,), at_least=BY_NUMBER, of=side) for side, loader in beside.items()]
+    sides = ("loader", "loader-numpy", *BY_NUMBER, *UNDER_DATA_LOADER, "gather-alone", *UNDER_DATA_LOADER.values())
+    contenders = taking_turns(options, children, sides, file, (row, batch))
+    bounds = [Bound("rate", (loader,), at_least=BY_NUMBER_OF_LOADER, of=side) for side, loader in BY_NUMBER.items()]
+    for side, floor in UNDER_DATA_LOADER.items():
+        bounds.append(Bound("rate", ("loader", floor), at_least=UNDER_DATA_LOADER_OF, of=side))
     return Cell(name, contenders, bounds, per="I/O", ours="loader")
 
 
