@@ -20,6 +20,8 @@ class Views(list[Any]):
     stand-ins: PyTorch, which looks there, has whoever defined them do its work, and so passes the list itself.
     """
 
+    __slots__ = ("batch", "first")
+
     def __init__(self, batch: torch.Tensor) -> None:
         super().__init__(STAND_INS)
         # None once the views are made.

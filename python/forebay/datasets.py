@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -74,6 +74,7 @@ class Rows:
         self._under_way: deque[Future] = deque()
         self._stream: Any = None
         self._rooms = _core.Rooms()
+        self._list = listed_by(self._torch)
         # By a single call, what is plain of one file's.
         self._batches: _core.Batches | None = None
         sizes = [file.size for file in self.files()]
@@ -99,13 +100,8 @@ class Rows:
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
         """Views of one batch, one per row. Collated by PyTorch's DataLoader, they are that batch."""
-        batch = self.batch(rows)
         # A list's length, since a tensor's takes PyTorch several calls.
-        if not self._torch or not len(rows):
-            return list(batch)
-        from forebay.collated import Views
-
-        return Views(batch)
+        return self._list(self.batch(rows)) if len(rows) else []
 
     def __getstate__(self) -> dict[str, Any]:
         # Files, streams and memory are a process's own.
@@ -208,6 +204,15 @@ class Rows:
                 self._open[1].close()
         self._open = self._batches = None
         self._rooms.clear()
+
+
+def listed_by(torch: bool) -> Callable[[Any], list[Any]]:
+    """What makes a list of a batch's rows; kept, since an import takes as long as a tensor even where it is done."""
+    if not torch:
+        return list
+    from forebay.collated import Views
+
+    return Views
 
 
 def is_torch(dtype: Any) -> bool:
