@@ -19,6 +19,7 @@ pub const ROUNDS: usize = 3;
 const MULTIPLIERS: [u32; 2] = [0x9E37_79B1, 0x85EB_CA77];
 /// Numbers that take steps of a permutation together.
 const TOGETHER: usize = 128;
+const INVERSE_BITS: u32 = 52;
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Streams of `derive`, so that no two uses of a seed see the same numbers.
@@ -141,6 +142,12 @@ impl Permutation {
     }
 }
 
+/// The factor by which a number of a window, without the product's last `INVERSE_BITS`, is divided by `rows_each`. Exact, as
+/// `WINDOW_BLOCKS` times the square of the longest block's rows is less than 2^`INVERSE_BITS`.
+fn inverse(rows_each: u64) -> u64 {
+    (1 << INVERSE_BITS) / rows_each + 1
+}
+
 #[inline(always)]
 fn ones(bits: u32) -> u32 {
     u32::MAX.checked_shr(u32::BITS - bits).unwrap_or(0)
@@ -261,6 +268,8 @@ impl EpochOrder {
         }
     }
 
+    // As `fill`.
+    #[inline(always)]
     fn fill_by_block(&self, first: u64, into: &mut [u64]) {
         let By::Block { rows_each, whole, blocks, rotation, tail } = self.by else { return };
         let window_rows = rows_each * WINDOW_BLOCKS;
@@ -284,8 +293,9 @@ impl EpochOrder {
             for (first, slot) in firsts.iter_mut().zip(begin / rows_each..(begin + length) / rows_each) {
                 *first = blocks.at(slot) * rows_each;
             }
+            let inverse = inverse(rows_each);
             for sample in some {
-                let block = *sample / rows_each;
+                let block = (*sample * inverse) >> INVERSE_BITS;
                 *sample = turned(firsts[block as usize] + (*sample - block * rows_each));
             }
             position += count as u64;
@@ -401,6 +411,16 @@ mod tests {
         let mut samples = vec![0; order.samples() as usize];
         order.fill(0, &mut samples);
         samples
+    }
+
+    #[test]
+    fn blocks_of_a_window_are_told_apart_without_a_division() {
+        for rows in [1, 2, 3, 7, 39, 6578, 6579, BLOCK_BYTES / 3, BLOCK_BYTES - 1, BLOCK_BYTES] {
+            for block in 0..WINDOW_BLOCKS {
+                let ends = [block * rows, block * rows + rows - 1];
+                assert_eq!(ends.map(|n| (n * inverse(rows)) >> INVERSE_BITS), [block; 2], "{rows}");
+            }
+        }
     }
 
     proptest! {
