@@ -1,5 +1,5 @@
-//! Memory of loaders that have ended, kept for the next loader of this process: the system clears memory that it hands out, which
-//! takes longer than reading into it from a fast disk.
+//! Memory of loaders that have ended, and of the threads that read for them, kept for the next loader of this process: the system
+//! clears memory that it hands out, which takes longer than reading into it from a fast disk.
 
 use forebay_io::{Arena, PerProcess};
 use forebay_model::job::Pages;
@@ -37,9 +37,12 @@ fn bytes(arena: &Arena) -> usize {
 }
 
 impl Kept {
-    /// The least that holds so many bytes, if that isn't much more.
-    fn take(&mut self, wanted: usize) -> Option<Arena> {
-        let fits = |arena: &Arena| arena.slot_bytes() >= wanted && arena.slot_bytes() / 2 <= wanted;
+    /// So many slots of at least so many bytes, if they haven't many more.
+    fn take(&mut self, count: usize, wanted: usize) -> Option<Arena> {
+        let fits = |arena: &Arena| {
+            let each = arena.slot_bytes();
+            arena.count() == count && each >= wanted && each / 2 <= wanted
+        };
         let found = self.arenas.iter().enumerate().filter(|(_, arena)| fits(arena));
         let at = found.min_by_key(|(_, arena)| bytes(arena)).map(|(at, _)| at)?;
         self.arenas.remove(at)
@@ -60,11 +63,18 @@ impl Kept {
 pub(super) struct KeptMemory(Option<Arena>);
 
 impl KeptMemory {
+    /// One slot of so many bytes or more.
+    ///
     /// # Errors
     /// `Machine`: there is no memory.
     pub(super) fn take(bytes: usize, pages: Pages) -> Result<KeptMemory, Error> {
-        let there = kept().take(bytes);
-        there.map_or_else(|| Arena::new(1, bytes, pages), Ok).map(|arena| KeptMemory(Some(arena)))
+        KeptMemory::slots(1, bytes, pages)
+    }
+
+    /// As `take`, of several slots.
+    pub(super) fn slots(count: usize, bytes_each: usize, pages: Pages) -> Result<KeptMemory, Error> {
+        let there = kept().take(count, bytes_each);
+        there.map_or_else(|| Arena::new(count, bytes_each, pages), Ok).map(|arena| KeptMemory(Some(arena)))
     }
 }
 
@@ -106,10 +116,10 @@ mod tests {
         assert!(put(&mut kept, EACH + 4096).is_empty());
         // That takes two huge pages more: the oldest goes.
         assert_eq!(put(&mut kept, EACH), [EACH]);
-        assert!(kept.take(EACH / 4).is_none(), "most of it would lie idle");
-        assert!(kept.take(2 * EACH).is_none(), "none is that long");
-        assert_eq!(kept.take(EACH - 1).map(|arena| arena.slot_bytes()), Some(EACH), "the least that fits");
-        assert_eq!(kept.take(EACH - 1).map(|arena| arena.slot_bytes()), Some(EACH + 4096));
+        assert!(kept.take(1, EACH / 4).is_none(), "most of it would lie idle");
+        assert!(kept.take(1, 2 * EACH).is_none() && kept.take(2, EACH / 2).is_none(), "none is that long");
+        assert_eq!(kept.take(1, EACH - 1).map(|arena| arena.slot_bytes()), Some(EACH), "the least that fits");
+        assert_eq!(kept.take(1, EACH - 1).map(|arena| arena.slot_bytes()), Some(EACH + 4096));
         assert_eq!(put(&mut kept, 4 * EACH), [4 * EACH], "more than is ever kept");
     }
 }

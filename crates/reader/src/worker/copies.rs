@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "memory that Python lends, by address")]
 
 use crate::devices;
+use crate::kept::KeptMemory;
 use crate::pages::{data_bytes, PagePart, Pages, LIST_BYTES, PIECES_MAX};
 use crate::place::Run;
 use crate::request::Request;
@@ -12,8 +13,8 @@ use crate::rows::NUMBERS_BYTES;
 use crate::windows::{Gathered, Windows};
 use crate::{SLOTS, SLOT_BYTES};
 use forebay_io::{
-    monotonic_now, Arena, Cuda, CudaDevice, CudaError, CudaEvent, CudaHostCopies, CudaStream, DeviceMemory,
-    GpuRows, RegisteredMemory, RowPiece, RowScatter,
+    monotonic_now, Cuda, CudaDevice, CudaError, CudaEvent, CudaHostCopies, CudaStream, DeviceMemory, GpuRows,
+    RegisteredMemory, RowPiece, RowScatter,
 };
 use forebay_model::job;
 use forebay_model::Error;
@@ -55,14 +56,14 @@ fn nap(bytes: usize, waited: Duration, last: Duration) -> Duration {
 /// Slots, pinned once a GPU is fed from them. Fields in the order in which they must go.
 struct Stage {
     pinned: Option<RegisteredMemory>,
-    arena: Arena,
+    arena: KeptMemory,
     free: Vec<usize>,
     /// True if it isn't known of some slot whether the device still reads it: its context failed.
     lost: bool,
 }
 
 impl Stage {
-    fn new(arena: Arena, pinned: Option<RegisteredMemory>) -> Stage {
+    fn new(arena: KeptMemory, pinned: Option<RegisteredMemory>) -> Stage {
         Stage { pinned, arena, free: (0..SLOTS).collect(), lost: false }
     }
 
@@ -380,7 +381,7 @@ impl Copies {
         for slot_bytes in SLOT_BYTES_TRIED {
             let arena = match self.stage.take() {
                 Some(stage) if stage.arena.slot_bytes() == slot_bytes => stage.arena,
-                _ => Arena::new(SLOTS, slot_bytes, job::Pages::Thp)?,
+                _ => KeptMemory::slots(SLOTS, slot_bytes, job::Pages::Thp)?,
             };
             let Some(device) = &device else {
                 self.stage = Some(Stage::new(arena, None));
