@@ -27,6 +27,10 @@ use std::time::Instant;
 /// From this share of its windows on a file counts as registered: the others weren't cached, and go through slots.
 const REGISTERED_SHARE_MIN: f64 = 0.9;
 
+/// Up to so many cached bytes, headers for example, a file is hardly cached; it is asked again after so many parts.
+const HARDLY_CACHED_BYTES: f64 = 1048576.0;
+const ASKED_EVERY: usize = 1000;
+
 /// Way of bytes to a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadPath {
@@ -123,6 +127,8 @@ pub struct Reader {
     pub(super) last_seen: LastSeen,
     /// Whether the system tells what is cached.
     tells: OnceLock<bool>,
+    /// Calls until it is asked again whether hardly any of the file is cached.
+    asked_after: AtomicUsize,
     /// Fetchers of rows, by GPU.
     rows: Mutex<Vec<(u32, GpuRows)>>,
     /// As cuFile knows it, where it is read through that.
@@ -194,6 +200,7 @@ impl Reader {
             copied: AtomicU64::new(0),
             last_seen: LastSeen::default(),
             tells: OnceLock::new(),
+            asked_after: AtomicUsize::new(0),
             rows: Mutex::default(),
             known: OnceLock::new(),
             under_way: PerProcess::new(),
@@ -267,6 +274,22 @@ impl Reader {
     /// Returns the share of a range that the page cache holds, 0 to 1; None if the system won't tell.
     pub(super) fn cached_share(&self, offset: u64, bytes: usize) -> Option<f64> {
         cache_residency(&self.cached.file, offset, bytes as u64).ok()
+    }
+
+    /// Returns whether hardly any of the file is cached, so that no part of it needs to be asked for. Where more is, the system
+    /// walks over all of it to say so, and is seldom asked.
+    pub(super) fn is_hardly_cached(&self) -> bool {
+        let one_less = |left: usize| left.checked_sub(1);
+        if self.asked_after.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            return false;
+        }
+        let bytes = self.cached.bytes;
+        let share = self.cached_share(0, bytes as usize);
+        let hardly = share.is_some_and(|share| share * bytes as f64 <= HARDLY_CACHED_BYTES);
+        if !hardly {
+            self.asked_after.store(ASKED_EVERY, Ordering::Relaxed);
+        }
+        hardly
     }
 
     /// Asked once: where the system doesn't tell any more, nothing counts as cached.

@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Shorter ranges are asked of the page cache at once; longer ones are worth a look at what is cached.
 const LONG: usize = 64 << 10;
+/// Pieces of a part that are worth a look at the whole file.
+const MANY: usize = 4;
 
 /// Layout of a slot that is being filled.
 pub(super) struct Layout {
@@ -122,6 +124,14 @@ pub(super) fn choose(source: &Source, piece: &Range, opened: &mut Opened) -> Res
             _ => Manner::Cached(reader.fd()),
         }),
     }
+}
+
+/// The file of a part of many long pieces, of which hardly any is cached: a look for each of them would take as long as a tenth of
+/// its read.
+pub(super) fn past_by_all<'a>(source: &'a Source, part: &[Range]) -> Option<&'a Reader> {
+    let Source::One { reader, .. } = source else { return None };
+    let many = part.len() >= MANY && part.iter().all(|piece| piece.bytes >= LONG);
+    (many && reader.direct != Some(true) && reader.is_hardly_cached()).then_some(reader)
 }
 
 /// Past the page cache where the file offers it.

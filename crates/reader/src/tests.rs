@@ -259,3 +259,21 @@ fn a_file_that_is_cut_or_written_to_fails_the_copy_on_the_thread_that_asks() {
         });
     });
 }
+
+// promise: FEED-18
+#[test]
+fn a_file_of_which_something_is_cached_is_asked_part_by_part_and_again_after_a_while() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = written(dir.path(), "rows", 4 << 20);
+    let reader = open(&path, None);
+    let Some(share) = reader.cached_share(0, 4 << 20).filter(|share| *share > 0.5) else {
+        eprintln!("skipped: the system doesn't tell what is cached, or kept nothing of it");
+        return;
+    };
+    assert!(!reader.is_hardly_cached(), "{share}");
+    let file = std::fs::File::open(&path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    assert!(!(0..1000).any(|_| reader.is_hardly_cached()), "it isn't asked so soon");
+    let left = reader.cached_share(0, 4 << 20);
+    assert_eq!(reader.is_hardly_cached(), left == Some(0.0), "{left:?}");
+}

@@ -13,7 +13,8 @@ pub(crate) use mix::mix;
 
 use super::by_cufile::KnownFile;
 use super::layout::{
-    add, aligned, by_fastest, choose, copy_out, direct, failed, plain, short, split, Layout, Manner,
+    add, aligned, by_fastest, choose, copy_out, direct, failed, past, past_by_all, plain, short, split,
+    Layout, Manner,
 };
 use super::load::{self, Fill, Load, Loader, PassThrough};
 use super::opened::Opened;
@@ -137,10 +138,14 @@ impl Worker {
     fn fill_host(&mut self, request: &Request, source: &Source, part: &[Range]) -> Result<(), Error> {
         let mut loads = Vec::new();
         let mut opened = Opened::default();
+        let past_cache = past_by_all(source, part);
         for (tag, piece) in part.iter().enumerate() {
             let Address::Host(at) = piece.to else { unreachable!("parts have one kind of place") };
             let at = at as *mut u8;
-            let way = choose(source, piece, &mut opened)?;
+            let way = match past_cache {
+                Some(reader) => past(reader),
+                None => choose(source, piece, &mut opened)?,
+            };
             match way {
                 Manner::Mapped(from) => copy_out(piece, from, at, source, request.bytes())?,
                 // SAFETY: the destination's owner keeps it until the request has ended.
