@@ -123,6 +123,11 @@ class Capsule:
         return self.held
 
 
+class Doubled(Rows):
+    def batch(self, rows: Any) -> Any:
+        return 2 * super().batch(rows)
+
+
 @pytest.mark.promise("PYT-18")
 def test_tensors_lie_in_memory_that_is_theirs_until_nobody_refers_to_them(tmp_path: Path) -> None:
     table = np.arange(5000 * 64, dtype=np.float32).reshape(-1, 8, 8)
@@ -148,6 +153,9 @@ def test_tensors_lie_in_memory_that_is_theirs_until_nobody_refers_to_them(tmp_pa
     again = [rows[everything[::-1]] for _ in range(3)]
     assert sum(batch.ctypes.data in places for batch in again) == 2, "as many are kept"
     assert (view == table[5]).all() and all((batch == table[::-1]).all() for batch in again)
+    doubled = Doubled(tmp_path / "rows", (8, 8), np.float32)
+    doubled._batches = plain
+    assert (doubled[[3, 1]] == 2 * table[[3, 1]]).all() and (doubled[3] == 2 * table[3]).all()
     rows.close()
     assert plain([1]) is None and (rows[[1]] == table[1]).all()
 

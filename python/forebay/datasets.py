@@ -84,7 +84,8 @@ class Rows:
         return self._length
 
     def __getitem__(self, rows: Any) -> Any:
-        if (plain := self._batches) is not None and (made := plain(rows)) is not None:
+        # Of a class of its own, `batch` may be another.
+        if type(self) is Rows and (plain := self._batches) is not None and (made := plain(rows)) is not None:
             return made
         if isinstance(rows, slice):
             return self.batch(range(*rows.indices(len(self))))
