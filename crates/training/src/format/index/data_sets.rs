@@ -42,7 +42,8 @@ pub struct DataSet {
     pub runs: Vec<(u64, u64)>,
 }
 
-/// The named data sets, or all of the root group, or of all groups where that has none, by name. One that doesn't lie in the file as it is is an error that names it.
+/// The named data sets, or all of the root group, or of all groups where that has none, by name. One that doesn't lie in the file
+/// as it is is an error that names it.
 ///
 /// # Errors
 /// What isn't HDF5, or isn't read here, with its place.
