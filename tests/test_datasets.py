@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import sys
 import types
@@ -332,3 +333,14 @@ def test_memory_of_batches_is_used_again_once_nobody_refers_to_it(tmp_path: Path
     assert (pickle.loads(pickle.dumps(rows))[numbers[0]] == table[numbers[0]]).all()
     rows.close()
     assert (parts[0] == table[numbers[0][7:9]]).all()
+
+
+def test_memory_of_a_whole_data_set_is_given_back() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    rooms, before = _core.Rooms(), resident_bytes()
+    room = rooms.take(257 << 20)
+    assert resident_bytes() - before > 200 << 20
+    del room
+    assert resident_bytes() - before < 100 << 20

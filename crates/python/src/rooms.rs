@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, TryLockError};
 const KEPT_MIN: usize = 1 << 20;
 /// A consumer has one batch while the next is made.
 const KEPT_MAX: usize = 2;
+/// A longer one is as much as a whole data set: kept for the next, it would be missed elsewhere.
+const KEPT_BYTES_MAX: usize = 256 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 /// What arrays are aligned to: a cache line, and as long as a vector register.
 const ALIGNMENT: usize = 64;
@@ -208,7 +210,8 @@ impl Drop for Room {
             // SAFETY: allocated so, and nobody refers to it.
             Memory::Short(layout) => unsafe { std::alloc::dealloc(self.at.as_ptr(), *layout) },
             Memory::Kept(memory, kept) => {
-                let (Some(memory), Some(mut kept)) = (memory.take(), held(kept)) else { return };
+                let short = memory.take().filter(|(_, size)| *size <= KEPT_BYTES_MAX);
+                let (Some(memory), Some(mut kept)) = (short, held(kept)) else { return };
                 kept.push_back(memory);
                 if kept.len() > KEPT_MAX {
                     kept.pop_front();
