@@ -45,7 +45,8 @@ class Views(list[Any]):
         if at:
             return self.batch[at]
         if self.first is None:
-            self.first = self.batch[0]
+            # As [0], whose ways to ask PyTorch looks through first.
+            self.first = self.batch.select(0, 0)
         return self.first
 
     def __radd__(self, before: list[Any]) -> list[Any]:
