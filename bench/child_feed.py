@@ -368,29 +368,29 @@ def rows_by_lists(case: Case) -> Iterator[int]:
 
 
 class Copied:
-    """A data set that does nothing but the engine's copies, by numbers and to tensors that are there: what DataLoader allows,
-    whose own code is out of the caches after each batch. It is handed that batch, or where it collates, a single row."""
+    """A data set that does nothing but the engine's copies, to tensors that are there: what DataLoader allows, whose own code is
+    out of the caches after each batch. It is handed that batch, or where it collates, a single row."""
 
     def __init__(self, case: Case) -> None:
         import forebay
         import torch
+        from forebay.rows import integers
 
-        self.rows, self.row, self.file = case.rows, case.row, forebay.open(case.file, prefer="rate")
+        self.rows, self.row, self.file, self.integers = case.rows, case.row, forebay.open(case.file, prefer="rate"), integers
         tensors = [torch.ones(case.batch, case.row, dtype=torch.uint8) for _ in range(2)]
         self.turns = itertools.cycle([(tensor, tensor.numpy(), [tensor[0]]) for tensor in tensors])
-        self.numbers = itertools.cycle(drawn(case))
 
     def __len__(self) -> int:
         return self.rows
 
     def __getitem__(self, numbers: Any) -> Any:
         tensor, room, _ = next(self.turns)
-        self.file.gather(next(self.numbers), self.row, room)
+        self.file.gather(numbers, self.row, room)
         return tensor
 
     def __getitems__(self, numbers: Any) -> Any:
         _, room, first = next(self.turns)
-        self.file.gather(next(self.numbers), self.row, room)
+        self.file.gather(self.integers(numbers, "rows"), self.row, room)
         return first
 
 
