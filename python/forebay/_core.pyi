@@ -2,7 +2,9 @@
 
 import builtins
 from collections.abc import Callable, Iterator, Sequence
-from typing import final
+from typing import Any, final
+
+import numpy
 
 __all__ = [
     "Batch",
@@ -271,17 +273,12 @@ class Column:
     ) -> object: ...
 
 @final
-class _Room:
-    @property
-    def __array_interface__(self) -> dict[str, object]: ...
-
-@final
 class Rooms:
     """Memory of batches that nobody refers to any more, used again for the next ones."""
 
     def __new__(cls) -> Rooms: ...
-    def take(self, bytes: int) -> _Room:
-        """Memory of so many bytes, of any content, which goes back with the last array that refers to it."""
+    def take(self, bytes: int) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
+        """An array of so many bytes, of any content, whose memory goes back with the last one that refers to it."""
 
     def clear(self) -> None:
         """Frees what is kept."""

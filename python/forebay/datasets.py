@@ -74,7 +74,12 @@ class Rows:
         self._under_way: deque[Future] = deque()
         self._stream: Any = None
         self._rooms = _core.Rooms()
-        self._list = listed_by(self._torch)
+        # Imported once: a batch has driven an import's code out of the caches, even of what is there.
+        self._list: Callable[[Any], list[Any]] = list
+        if self._torch:
+            from forebay.collated import Views
+
+            self._list = Views
         # By a single call, what is plain of one file's.
         self._batches: _core.Batches | None = None
         sizes = [file.size for file in self.files()]
@@ -118,11 +123,9 @@ class Rows:
             return self._on_device(rows)
         if (plain := self._batches) is not None and (made := plain(rows)) is not None:
             return made
-        import numpy as np
-
         wanted = integers(rows, "rows")
         # NumPy's array even of what will be a tensor: the cheapest to pass.
-        room = np.asarray(self._rooms.take(len(wanted) * self.row_bytes))
+        room = self._rooms.take(len(wanted) * self.row_bytes)
         if len(wanted):
             self.source().gather(wanted, self.row_bytes, room, start=self.start)
         return self._as_rows(room, len(wanted))
@@ -205,15 +208,6 @@ class Rows:
                 self._open[1].close()
         self._open = self._batches = None
         self._rooms.clear()
-
-
-def listed_by(torch: bool) -> Callable[[Any], list[Any]]:
-    """What makes a list of a batch's rows; kept, since an import takes as long as a tensor even where it is done."""
-    if not torch:
-        return list
-    from forebay.collated import Views
-
-    return Views
 
 
 def is_torch(dtype: Any) -> bool:

@@ -10,6 +10,7 @@ use forebay_io::{Arena, Mem};
 use forebay_model::job::Pages;
 use forebay_model::Error;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use std::alloc::Layout;
 use std::cell::OnceCell;
@@ -40,9 +41,14 @@ impl Rooms {
         Rooms(Arc::default())
     }
 
-    /// So many bytes, of any content.
-    fn take(&self, py: Python<'_>, bytes: usize) -> PyResult<Room> {
-        Room::take(py, &self.0, bytes)
+    /// An array of so many bytes, of any content. Short ones are NumPy's own, which take it the least.
+    fn take<'py>(&self, py: Python<'py>, bytes: usize) -> PyResult<Bound<'py, PyAny>> {
+        static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        if bytes < KEPT_MIN {
+            return EMPTY.import(py, "numpy", "empty")?.call1((bytes, pyo3::intern!(py, "u1")));
+        }
+        ASARRAY.import(py, "numpy", "asarray")?.call1((Room::take(py, &self.0, bytes)?,))
     }
 
     /// Frees what is kept for the next batches.
@@ -178,7 +184,7 @@ impl Room {
             raise(py, Error::machine(asked, found, "fewer rows at a time, or more memory"))
         };
         if bytes < KEPT_MIN {
-            let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).map_err(|e| none(e.to_string()))?;
+            let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|e| none(e.to_string()))?;
             // SAFETY: of a byte at least.
             let at = NonNull::new(unsafe { std::alloc::alloc(layout) });
             let at = at.ok_or_else(|| none("the system has no more".into()))?;
