@@ -257,10 +257,17 @@ impl EpochOrder {
         matches!(self.by, By::Number)
     }
 
-    /// Puts the samples of consecutive positions from `first` on into `into`.
+    /// Puts the samples of consecutive positions from `first` on, all of them below the number of samples, into `into`.
     // Inlined, so that a caller may have it compiled for wider vectors.
     #[inline(always)]
     pub fn fill(&self, first: u64, into: &mut [u64]) {
+        // A permutation of fewer numbers might walk forever.
+        debug_assert!(
+            first + into.len() as u64 <= self.samples,
+            "{first} and {} of {}",
+            into.len(),
+            self.samples
+        );
         match &self.by {
             By::Number => (first..).zip(into).for_each(|(position, sample)| *sample = position),
             By::Row(rows) => rows.fill(first, into),

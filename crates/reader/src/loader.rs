@@ -503,7 +503,8 @@ impl Loader {
                 }
             }
             let several = self.batches_together(inner);
-            if several > 1 && self.is_uncached_at(inner, positions.start) {
+            // Of a last few, a rank may get none: nothing is at its position.
+            if several > 1 && !positions.is_empty() && self.is_uncached_at(inner, positions.start) {
                 let room = inner.ahead.len() + several <= self.prefetch + 1;
                 if room && self.begin_together(inner, several)? {
                     continue;

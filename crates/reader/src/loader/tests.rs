@@ -191,3 +191,27 @@ fn batches_whose_rows_are_read_together_are_each_as_they_are_alone() {
         found.clear();
     }
 }
+
+// promise: FEED-9
+#[test]
+fn a_rank_that_gets_none_of_the_last_few_long_rows_has_an_empty_batch() {
+    // So that blocks have few.
+    const LONG: usize = 600 << 10;
+    let rows = 2 * 3 * 3 + 1;
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(&vec![7; rows as usize * LONG]).unwrap();
+    file.as_file().sync_all().unwrap();
+    fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
+    let lengths = |rank| {
+        let spec = Spec {
+            columns: vec![Column { bytes: LONG, step: LONG as u64 }],
+            shuffle: Shuffle::Blocks,
+            prefetch: Some(4),
+            share: Share { batch: 2, rank, world: 3, drop_last: false },
+            ..spec(&file, rows, 2)
+        };
+        let loader = Loader::open(spec).unwrap();
+        std::iter::from_fn(|| next(&loader).unwrap().map(|batch| batch.rows)).collect::<Vec<_>>()
+    };
+    assert_eq!([0, 1, 2].map(lengths), [[2, 2, 2, 1], [2, 2, 2, 0], [2, 2, 2, 0]]);
+}
