@@ -1,4 +1,4 @@
-//! Blocks that are mixed with each other, read whole into memory: from a disk each of their short rows would be a read of its own.
+//! Blocks that are mixed with each other, read whole into memory: from a disk each of their rows would be a read of its own.
 
 use super::table::{Column, Table};
 use crate::devices;
