@@ -1,5 +1,5 @@
-//! Memory of loaders that have ended, and of the threads that read for them, kept for the next loader of this process: the system
-//! clears memory that it hands out, which takes longer than reading into it from a fast disk.
+//! Memory of the host that isn't used any more, kept for the next loader, thread or batch of this process: the system clears what
+//! it hands out, which takes longer than reading into it from a fast disk.
 
 use forebay_io::{Arena, PerProcess};
 use forebay_model::job::Pages;
@@ -9,8 +9,9 @@ use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard};
 
 /// Bytes that are kept: the batches and the windows of a loader with usual settings, and half of what one may use for batches
-/// without being asked.
+/// without being asked. What is longer is as much as a whole data set: kept for the next, it would be missed elsewhere.
 const BYTES_MAX: usize = 512 << 20;
+const HUGE_PAGE: usize = 2 << 20;
 
 #[derive(Default)]
 struct Kept {
@@ -25,12 +26,6 @@ fn kept() -> MutexGuard<'static, Kept> {
     KEPT.lock().expect("no holder panics")
 }
 
-/// Frees what is kept.
-pub(super) fn release() {
-    let arenas = std::mem::take(&mut kept().arenas);
-    drop(arenas);
-}
-
 /// Bytes that it takes of the system.
 fn bytes(arena: &Arena) -> usize {
     arena.whole().1
@@ -43,13 +38,17 @@ impl Kept {
             let each = arena.slot_bytes();
             arena.count() == count && each >= wanted && each / 2 <= wanted
         };
-        let found = self.arenas.iter().enumerate().filter(|(_, arena)| fits(arena));
+        // Of those as long the last: caches may have some of it.
+        let found = self.arenas.iter().enumerate().rev().filter(|(_, arena)| fits(arena));
         let at = found.min_by_key(|(_, arena)| bytes(arena)).map(|(at, _)| at)?;
         self.arenas.remove(at)
     }
 
     /// Keeps memory; what goes in its place.
     fn put(&mut self, arena: Arena, most: usize) -> Vec<Arena> {
+        if bytes(&arena) > most {
+            return vec![arena];
+        }
         self.arenas.push_back(arena);
         let mut gone = Vec::new();
         while self.arenas.iter().map(bytes).sum::<usize>() > most {
@@ -60,15 +59,20 @@ impl Kept {
 }
 
 /// Memory of the host that is kept once it isn't used any more. What lay there before may still lie there.
-pub(super) struct KeptMemory(Option<Arena>);
+pub struct KeptMemory(Option<Arena>);
 
 impl KeptMemory {
     /// One slot of so many bytes or more.
     ///
     /// # Errors
     /// `Machine`: there is no memory.
-    pub(super) fn take(bytes: usize, pages: Pages) -> Result<KeptMemory, Error> {
-        KeptMemory::slots(1, bytes, pages)
+    pub fn take(bytes: usize, pages: Pages) -> Result<KeptMemory, Error> {
+        KeptMemory::slots(1, whole_pages(bytes), pages)
+    }
+
+    /// As `take`, if some is kept: the system is asked for none.
+    pub fn again(bytes: usize) -> Option<KeptMemory> {
+        kept().take(1, whole_pages(bytes)).map(|arena| KeptMemory(Some(arena)))
     }
 
     /// As `take`, of several slots.
@@ -76,6 +80,18 @@ impl KeptMemory {
         let there = kept().take(count, bytes_each);
         there.map_or_else(|| Arena::new(count, bytes_each, pages), Ok).map(|arena| KeptMemory(Some(arena)))
     }
+
+    /// Frees what is kept.
+    pub fn release() {
+        let arenas = std::mem::take(&mut kept().arenas);
+        drop(arenas);
+    }
+}
+
+/// All bytes of the huge pages that one slot of so many takes: whoever is next may want a few more.
+fn whole_pages(bytes: usize) -> usize {
+    // The system refuses what is longer.
+    bytes.clamp(1, isize::MAX as usize).next_multiple_of(HUGE_PAGE)
 }
 
 impl Deref for KeptMemory {
@@ -120,6 +136,21 @@ mod tests {
         assert!(kept.take(1, 2 * EACH).is_none() && kept.take(2, EACH / 2).is_none(), "none is that long");
         assert_eq!(kept.take(1, EACH - 1).map(|arena| arena.slot_bytes()), Some(EACH), "the least that fits");
         assert_eq!(kept.take(1, EACH - 1).map(|arena| arena.slot_bytes()), Some(EACH + 4096));
-        assert_eq!(put(&mut kept, 4 * EACH), [4 * EACH], "more than is ever kept");
+        assert!(put(&mut kept, EACH).is_empty());
+        assert_eq!(put(&mut kept, 4 * EACH), [4 * EACH], "more than is ever kept, for which none goes");
+        let first = kept.arenas[0].whole();
+        assert!(put(&mut kept, EACH).is_empty());
+        let last = kept.arenas[1].whole();
+        assert_eq!([1, 1].map(|count| kept.take(count, EACH).unwrap().whole()), [last, first]);
+    }
+
+    // promise: FEED-5
+    #[test]
+    fn one_slot_is_all_of_its_huge_pages_and_found_again_by_whatever_takes_as_many() {
+        for (bytes, pages) in [(0, 1), (1 << 20, 1), (HUGE_PAGE, 1), (HUGE_PAGE + 1, 2)] {
+            assert_eq!(whole_pages(bytes), pages * HUGE_PAGE);
+        }
+        let none = KeptMemory::take(usize::MAX, Pages::Thp).err().map(|error| error.kind);
+        assert_eq!(none, Some(forebay_model::Kind::Machine));
     }
 }

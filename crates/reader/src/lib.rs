@@ -46,6 +46,7 @@ pub use devices::{device, device_of};
 pub use file::{Opening, ReadPath, Reader};
 pub use gpu_numbers::{Given, GpuNumbers};
 pub use host_memory::HostMemory;
+pub use kept::KeptMemory;
 pub use loader::{Batch, CacheUse, Column, Elsewhere, Lease, Loader, Memory, Next, Part, RecordFacts, Spec};
 pub use many::{read_files, sizes_of};
 pub use numbers::Copied;

@@ -1,10 +1,11 @@
 //! The threads that do the reading: started when first needed, shared by all that is open in the process.
 
 use super::few_rows::COPIED_WAITING_MAX;
+use super::kept::KeptMemory;
 use super::processors::{self, ALL_MAX, WORKERS_MAX};
 use super::request::Request;
 use super::worker::{self, copied_here, Worker};
-use super::{file, gpu_numbers, kept, leaving, numbers, relays, room};
+use super::{file, gpu_numbers, leaving, numbers, relays, room};
 use forebay_io::{has_copy_guard, settle_in_process, PerProcess};
 use forebay_model::Error;
 use std::collections::VecDeque;
@@ -109,10 +110,10 @@ pub fn submit(request: &Arc<Request>) -> Result<(), Error> {
 }
 
 /// Ends the thread pool, once it has done what it was given: its threads, pinned slots and streams are given back, and what
-/// is let go of in the background is gone; and frees the memory of loaders that have ended. The next request starts it anew.
+/// is let go of in the background is gone; and frees the memory that is kept for the next. The next request starts it anew.
 pub fn release() {
     end();
-    kept::release();
+    KeptMemory::release();
 }
 
 fn end() {
