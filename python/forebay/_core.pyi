@@ -15,7 +15,6 @@ __all__ = [
     "NO_SUCH_FLAG",
     "Pending",
     "Reader",
-    "Rooms",
     "answer_for_memory",
     "archive_index",
     "browse",
@@ -56,6 +55,7 @@ __all__ = [
     "record_index",
     "record_parts",
     "release",
+    "room",
     "run",
     "run_beside_others",
     "safetensors_header",
@@ -273,23 +273,11 @@ class Column:
     ) -> object: ...
 
 @final
-class Rooms:
-    """Memory of batches that nobody refers to any more, used again for the next ones."""
-
-    def __new__(cls) -> Rooms: ...
-    def take(self, bytes: int) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
-        """An array of so many bytes, of any content, whose memory goes back with the last one that refers to it."""
-
-    def clear(self) -> None:
-        """Frees what is kept."""
-
-@final
 class Batches:
-    """Batches of an open file's rows, each of `shape` and of DLPack's `kind` (code, bits): tensors of `rooms`."""
+    """Batches of an open file's rows, each of `shape` and of DLPack's `kind` (code, bits): tensors."""
 
     def __new__(
         cls,
-        rooms: Rooms,
         file: object,
         layout: tuple[int, int],
         kind: tuple[int, int],
@@ -299,6 +287,9 @@ class Batches:
     def __call__(self, rows: object) -> object | None:
         """None, and nothing is done, unless the numbers are a plain list, NumPy array or tensor of 64 bits each, one at least,
         and rows of the file, which is open in this process."""
+
+def room(bytes: int) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
+    """An array of so many bytes, of any content. Long ones' memory is kept for the next once nothing refers to it any more."""
 
 def bytes_of_list(values: object) -> bytes | None:
     """Numbers of a list as 64 bits each. None where one is no plain integer, negative, or too long."""
@@ -551,7 +542,7 @@ def hdf5_index(
     group, the named or all. Raises RequestError for a data set that isn't plain."""
 
 def release() -> None:
-    """Ends the reading threads, and frees their pinned memory and what loaders left for the next; the next read starts them."""
+    """Ends the reading threads, and frees their pinned memory and what is kept for the next; the next read starts them."""
 
 def safetensors_header(
     header: bytes, data_bytes: int

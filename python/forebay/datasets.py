@@ -73,7 +73,6 @@ class Rows:
         self._open: tuple[int, File | Table] | None = None
         self._under_way: deque[Future] = deque()
         self._stream: Any = None
-        self._rooms = _core.Rooms()
         # Imported once: a batch has driven an import's code out of the caches, even of what is there.
         self._list: Callable[[Any], list[Any]] = list
         if self._torch:
@@ -110,12 +109,9 @@ class Rows:
         return self._list(self.batch(rows)) if len(rows) else []
 
     def __getstate__(self) -> dict[str, Any]:
-        # Files, streams and memory are a process's own.
-        own = dict.fromkeys(("_open", "_stream", "_rooms", "_batches"))
+        # Files and streams are a process's own.
+        own = dict.fromkeys(("_open", "_stream", "_batches"))
         return {**self.__dict__, **own, "_under_way": deque()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _rooms=_core.Rooms())
 
     def batch(self, rows: Any) -> Any:
         """Rows by number, of shape (len(rows), *shape). Numbers can be on a GPU. Raises RequestError."""
@@ -125,7 +121,7 @@ class Rows:
             return made
         wanted = integers(rows, "rows")
         # NumPy's array even of what will be a tensor: the cheapest to pass.
-        room = self._rooms.take(len(wanted) * self.row_bytes)
+        room = _core.room(len(wanted) * self.row_bytes)
         if len(wanted):
             self.source().gather(wanted, self.row_bytes, room, start=self.start)
         return self._as_rows(room, len(wanted))
@@ -192,7 +188,7 @@ class Rows:
 
         # PyTorch's own for capsules, which the public one comes to after looking for protocols.
         from_dlpack = getattr(torch._C, "_from_dlpack", torch.from_dlpack)
-        return _core.Batches(self._rooms, source, (self.row_bytes, self.start), kind, self.shape, from_dlpack)
+        return _core.Batches(source, (self.row_bytes, self.start), kind, self.shape, from_dlpack)
 
     def files(self) -> list[File]:
         source = self.source()
@@ -207,7 +203,6 @@ class Rows:
             finally:
                 self._open[1].close()
         self._open = self._batches = None
-        self._rooms.clear()
 
 
 def is_torch(dtype: Any) -> bool:

@@ -610,7 +610,7 @@ def own_buffers(names: list[str], sizes: list[int], into: Sequence[Any]) -> list
 
 
 def release() -> None:
-    """Ends the reading threads, and frees pinned memory and what loaders left for the next; the next read starts them again."""
+    """Ends the reading threads, and frees pinned memory and what is kept for the next; the next read starts them again."""
     _core.release()
     staging.release()
 

@@ -644,7 +644,7 @@ pub fn device_bytes<'py>(
     copied.map(|copied| PyBytes::new(py, &copied)).map_err(|e: Error| raise(py, e))
 }
 
-/// Ends the crew of reading threads, and frees its pinned memory and what loaders left for the next; the next read starts it anew.
+/// Ends the crew of reading threads, and frees its pinned memory and what is kept for the next; the next read starts it anew.
 #[pyfunction]
 pub fn release(py: Python<'_>) {
     py.detach(forebay_reader::release);

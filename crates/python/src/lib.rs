@@ -96,8 +96,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::Loader>()?;
     module.add_class::<loader::Batch>()?;
     module.add_class::<dlpack::Column>()?;
-    module.add_class::<rooms::Rooms>()?;
     module.add_class::<rooms::Batches>()?;
+    module.add_function(wrap_pyfunction!(rooms::room, module)?)?;
     module.add_function(wrap_pyfunction!(array::bytes_of_list, module)?)?;
     module.add_function(wrap_pyfunction!(feed::sizes_of, module)?)?;
     module.add_function(wrap_pyfunction!(feed::read_files, module)?)?;

@@ -82,7 +82,7 @@ impl KeptMemory {
     }
 
     /// Frees what is kept.
-    pub fn release() {
+    pub(super) fn release() {
         let arenas = std::mem::take(&mut kept().arenas);
         drop(arenas);
     }
