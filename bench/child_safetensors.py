@@ -2,7 +2,7 @@
 
 A run loads every tensor of the file into the GPU and lets go of them afterwards; `disk` reads the file past the page cache into
 host memory, and no further. A request to fastsafetensors may hold `threads` and `gds` (0: its own bounce; 1: cuFile), one to
-InstantTensor `buffered` (1: through the page cache).
+InstantTensor `buffered` (1: through the page cache), one to `disk` `threads` and `mib` of each read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Any
 from child import Answer, repeated, serve
 
 Run = Callable[[dict[str, Any]], Answer]
-# Reads of the disk at a time, and their size.
-DISK_THREADS, DISK_BYTES = 16, 4 << 20
+# Reads of the disk at a time, and MiB of each.
+DISK_THREADS, DISK_MIB = 16, 4
+# Memory whose pages are there before the clock runs.
+PRESENT = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
 
 
 def total(tensors: Any) -> int:
@@ -86,22 +88,25 @@ def streamed(path: str) -> Run:
 
 
 def disk(path: str) -> Run:
-    held = mmap.mmap(-1, DISK_THREADS * DISK_BYTES)
-    pool = ThreadPoolExecutor(DISK_THREADS)
-    bytes = os.path.getsize(path)
+    size = os.path.getsize(path)
 
-    def part(fd: int, thread: int) -> int:
-        to = memoryview(held)[thread * DISK_BYTES : (thread + 1) * DISK_BYTES]
-        return sum(os.preadv(fd, [to], at) for at in range(thread * DISK_BYTES, bytes, DISK_THREADS * DISK_BYTES))
+    def part(fd: int, held: mmap.mmap, threads: int, each: int, thread: int) -> int:
+        to = memoryview(held)[thread * each : (thread + 1) * each]
+        return sum(os.preadv(fd, [to], at) for at in range(thread * each, size, threads * each))
 
-    def once() -> int:
+    def once(pool: ThreadPoolExecutor, held: mmap.mmap, threads: int, each: int) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         try:
-            return sum(pool.map(functools.partial(part, fd), range(DISK_THREADS)))
+            return sum(pool.map(functools.partial(part, fd, held, threads, each), range(threads)))
         finally:
             os.close(fd)
 
-    return lambda request: repeated(once, request["seconds"])
+    def run(request: dict[str, Any]) -> Answer:
+        threads, each = request.get("threads", DISK_THREADS), request.get("mib", DISK_MIB) << 20
+        with ThreadPoolExecutor(threads) as pool, mmap.mmap(-1, threads * each, PRESENT) as held:
+            return repeated(lambda: once(pool, held, threads, each), request["seconds"])
+
+    return run
 
 
 LOADERS = {"safetensors": plain, "fastsafetensors": fast, "instanttensor": instant, "runai": streamed, "disk": disk}

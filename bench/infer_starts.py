@@ -21,6 +21,7 @@ PEERS = {
 SETTINGS: dict[str, list[dict[str, int]]] = {
     "InstantTensor": [{"buffered": 0}, {"buffered": 1}],
     "fastsafetensors": [{"threads": 16, "gds": 0}, {"threads": 8, "gds": 0}, {"threads": 16, "gds": 1}],
+    DISK: [{"threads": 16, "mib": 4}, {"threads": 64, "mib": 1}],
 }
 # Bounds: of the best peer's rate, of the link's where the file is cached, and of the disk's where it isn't.
 OF_BEST, OF_LINK, OF_DISK = 1.0, 0.9, 0.97
@@ -46,6 +47,8 @@ def rates(ours: Callable[[str], float], others: dict[str, Asked], file: Path, ca
     found: dict[str, list[float]] = {}
     left_out: dict[str, str] = {}
     best: dict[str, dict[str, int]] = {}
+    # Uncounted, as those of the others.
+    ours(cache)
     for number in range(rounds):
         names = [OURS, *(name for name in others if name != (DISK if cache == "warm" else LINK))]
         for name in names if number % 2 == 0 else reversed(names):

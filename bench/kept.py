@@ -78,6 +78,8 @@ def name(found: dict[str, Any]) -> str:
     chosen = [found[1] for found in (only, scenarios) if found] + ["before"] * ("--before" in flags)
     parts_asked = re.search(r"--parts (\S+)", flags)
     chosen += [part for part in parts_asked[1].split(",") if part != "in_memory"] if parts_asked else []
+    caches = re.search(r"--caches (\S+)", flags)
+    chosen += caches[1].split(",") if caches else []
     parts = [script.rsplit("/", 1)[-1], kind(found["machine"]), *chosen]
     return "-".join(re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts if part) + ".json"
 

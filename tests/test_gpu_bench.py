@@ -433,9 +433,10 @@ def test_cold_starts_stand_beside_the_loaders_that_are_installed(tmp_path: Path)
         for cache in ("warm", "cold"):
             others = dict(zip(names, map(Loads, (None, 8.0, 10.0, 2.0, 20.0, 19.5)), strict=True))
             found.append(infer_starts.rates(lambda _: ours, others, tmp_path / "w", cache, 3))
-            # One that can't run is asked once with each of its settings; the link is of a cached file alone, the disk of others.
+            # One that can't run is asked once with each of its settings; the link is of a cached file alone, the disk, at the
+            # better of two settings, of others.
             asked = [others[name].asked for name in (names[0], *names[4:])]
-            assert asked == [2, 3 if cache == "warm" else 0, 3 if cache == "cold" else 0]
+            assert asked == [2, 3 if cache == "warm" else 0, 5 if cache == "cold" else 0]
             assert found[-1]["settings"]["fastsafetensors"] == {"threads": 16, "gds": 0}
         lines = infer_starts.judge("m", found, lambda text, _, holds: bounds.update({text: holds}), reported.append)
         return lines, bounds, reported
