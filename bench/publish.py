@@ -301,8 +301,16 @@ def notes(results: list[dict[str, Any]]) -> str:
 def missed_of(result: dict[str, Any]) -> list[str]:
     """Bounds that don't hold, each with the median alone: how far it ranges is in the data, where it decides in the tables."""
     missed = [bound for bound in result["bounds"] if not bound["holds"]]
-    texts = [b["bound"] + (f": {shown(b['value']).partition(' (')[0]}" if b["value"] else "") for b in missed]
+    texts = [b["bound"] + (f": {missing(b)}" if b["value"] else "") for b in missed]
     return [INTERVAL.sub(r" (\1–\2)", text) for text in texts]
+
+
+def missing(bound: dict[str, Any]) -> str:
+    """The median of what doesn't hold, with the range where that is bounded, and as many digits as tell it from 1."""
+    value: kept.Value = bound["value"]
+    if isinstance(value, list) and 0 < abs(value[0] - 1) < 0.005 and " within " not in bound["bound"]:
+        return f"{value[0]:.3f}"
+    return shown(value) if " within " in bound["bound"] else shown(value).partition(" (")[0]
 
 
 def main() -> None:
