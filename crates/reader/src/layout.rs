@@ -5,7 +5,7 @@
 use super::file::Reader;
 use super::load::{self, Load};
 use super::opened::{self, Opened};
-use super::place::{Address, Range, Run};
+use super::place::{are_many_and_long, Address, Range, Run, LONG};
 use super::processors;
 use super::request::{Request, Source};
 use super::PAGE;
@@ -15,11 +15,6 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Shorter ranges are asked of the page cache at once; longer ones are worth a look at what is cached.
-const LONG: usize = 64 << 10;
-/// Pieces of a part that are worth a look at the whole file.
-const MANY: usize = 4;
 
 /// Layout of a slot that is being filled.
 pub(super) struct Layout {
@@ -130,8 +125,7 @@ pub(super) fn choose(source: &Source, piece: &Range, opened: &mut Opened) -> Res
 /// its read.
 pub(super) fn past_by_all<'a>(source: &'a Source, part: &[Range]) -> Option<&'a Reader> {
     let Source::One { reader, .. } = source else { return None };
-    let many = part.len() >= MANY && part.iter().all(|piece| piece.bytes >= LONG);
-    (many && reader.direct != Some(true) && reader.is_hardly_cached()).then_some(reader)
+    (are_many_and_long(part) && reader.direct != Some(true) && reader.is_hardly_cached()).then_some(reader)
 }
 
 /// Past the page cache where the file offers it.

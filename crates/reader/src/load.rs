@@ -11,7 +11,7 @@
 #![allow(unsafe_code, reason = "filling memory that Python lends, by address")]
 
 use super::PAGE;
-use forebay_io::{guarded_copy, is_nothing_yet, CopyStores};
+use forebay_io::{guarded_copy, is_nothing_yet, monotonic_now, CopyStores, CLIENT_GRACE};
 use forebay_storage::MADV_POPULATE_READ;
 use io_uring::squeue::Entry;
 use io_uring::{opcode, types, IoUring};
@@ -280,7 +280,9 @@ impl Loader {
 
     fn ring(&mut self) -> Option<&mut IoUring> {
         if self.ring.is_none() && !self.no_ring {
-            self.ring = IoUring::new(RING_ENTRIES).ok();
+            // Completions that don't interrupt whoever waits for all of them, where the kernel can (6.1).
+            let deferred = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(RING_ENTRIES);
+            self.ring = deferred.or_else(|_| IoUring::new(RING_ENTRIES)).ok();
             self.no_ring = self.ring.is_none();
         }
         self.ring.as_mut()
@@ -297,9 +299,9 @@ impl Loader {
             // SAFETY: the buffer stays until the completion is reaped below; the ring has an entry for each.
             unsafe { ring.submission().push(&entry.user_data(index as u64)) }.expect("an entry for each");
         }
-        let mut refused = false;
+        let mut refused = None;
         while left > 0 {
-            match ring.submit_and_wait(1).map_err(|e| e.raw_os_error()) {
+            match ring.submit_and_wait(left).map_err(|e| e.raw_os_error()) {
                 Ok(_) => {}
                 // Out of memory for the moment, say, or the completions must be reaped first.
                 Err(Some(errno)) if is_nothing_yet(errno) => std::thread::yield_now(),
@@ -307,8 +309,13 @@ impl Loader {
                 // into memory that is lent to it: there are twice as many places for completions as for reads. The
                 // rest is never begun, and is left to the waiting calls.
                 Err(_) => {
-                    if !std::mem::replace(&mut refused, true) {
+                    let since = *refused.get_or_insert_with(|| {
                         left -= ring.submission().len();
+                        monotonic_now()
+                    });
+                    // Of what completes without a call a ring that defers doesn't tell: by then a device has written it.
+                    if ring.params().is_setup_single_issuer() && since.elapsed() > CLIENT_GRACE {
+                        break;
                     }
                     std::thread::sleep(LOOK);
                 }
@@ -318,8 +325,13 @@ impl Loader {
                 tell(done.user_data() as usize, done.result());
             }
         }
-        if refused {
-            (self.ring, self.no_ring) = (None, true);
+        if refused.is_some() {
+            let ring = self.ring.take();
+            self.no_ring = true;
+            if left > 0 {
+                // Closed, it would go on with what waits for a call.
+                std::mem::forget(ring);
+            }
         }
     }
 }
@@ -538,32 +550,67 @@ mod tests {
         std::thread::spawn(run).join().unwrap();
     }
 
-    /// The kernel has a read by then, and completes it when its bytes come.
+    /// The kernel has a read by then, and completes it when its bytes come, or where its ring defers that, not any more.
     // promise: ENG-6
     #[test]
-    fn reads_that_a_refused_ring_has_are_waited_for() {
-        let run = || {
-            let file = file();
+    fn reads_that_a_refused_ring_has_are_waited_for_or_never_end() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: a handler that does nothing.
+        unsafe { libc::signal(libc::SIGUSR1, nothing as *const () as libc::sighandler_t) };
+        let run = |defers: bool| {
+            let mut loader = Loader::default();
+            if !defers {
+                loader.ring = IoUring::new(RING_ENTRIES).ok();
+            }
+            if loader.ring().is_none_or(|ring| ring.params().is_setup_single_issuer() != defers) {
+                return;
+            }
             let (read, write) = rustix::pipe::pipe().unwrap();
+            let file = file();
             let fds = [file.as_raw_fd(), read.as_raw_fd()];
             let mut into = [[0; BYTES]; 2];
             let mut loads = loads(&fds, &mut into);
-            let mut loader = Loader::default();
-            if loader.ring().is_none() {
-                return;
-            }
+            // SAFETY: of this thread.
+            let reads = unsafe { libc::pthread_self() } as usize;
+            let (over, is_over) = std::sync::mpsc::channel();
+            // Ends the first wait, which a filter would have to come in the middle of.
             let sender = std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(50));
-                assert_eq!(rustix::io::write(&write, &[9; BYTES]), Ok(BYTES));
-                write
+                for turn in 0.. {
+                    // SAFETY: the thread waits for this one.
+                    unsafe { libc::pthread_kill(reads as libc::pthread_t, libc::SIGUSR1) };
+                    if turn == 10 && !defers {
+                        assert_eq!(rustix::io::write(&write, &[9; BYTES]), Ok(BYTES));
+                    }
+                    if is_over.recv_timeout(Duration::from_millis(5)).is_ok() {
+                        return write;
+                    }
+                }
+                unreachable!("turns are endless")
             });
-            // A call that workers something over is allowed.
+            // A call that hands something over is allowed.
             forbid_waiting_on(libc::EPERM);
             // SAFETY: each has as much room as it asks for.
-            unsafe { loader.run(&mut loads) }.unwrap();
-            drop(sender.join().unwrap());
-            assert_eq!(into, [[7; BYTES], [9; BYTES]]);
+            let done = unsafe { loader.run(&mut loads) };
+            over.send(()).unwrap();
+            let write = sender.join().unwrap();
+            if !defers {
+                assert!(done.is_ok() && into == [[7; BYTES], [9; BYTES]]);
+                return;
+            }
+            assert!(loader.ring.is_none() && loader.no_ring);
+            // A pipe can't be read anew, as a file is.
+            let failed = done.unwrap_err();
+            assert_eq!((failed.0, failed.1.raw_os_error()), (1, Some(libc::ESPIPE)));
+            assert_eq!(rustix::io::write(&write, &[9; BYTES]), Ok(BYTES));
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(
+                into,
+                [[7; BYTES], [0; BYTES]],
+                "something was written to memory that isn't lent any more"
+            );
         };
-        std::thread::spawn(run).join().unwrap();
+        for defers in [false, true] {
+            std::thread::spawn(move || run(defers)).join().unwrap();
+        }
     }
 }

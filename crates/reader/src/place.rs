@@ -3,7 +3,7 @@
 use super::{PAGE, PIECES_PER_PART, SLOT_BYTES, WINDOWED_BYTES_MIN};
 
 /// Shorter parts cost more to hand out than they gain.
-const PART_BYTES_MIN: usize = 512 << 10;
+pub(super) const PART_BYTES_MIN: usize = 512 << 10;
 
 /// Memory to be filled. Its owner keeps it until the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,25 +43,45 @@ pub(super) struct Run {
     pub bytes: usize,
 }
 
-/// Reads of this length keep a device busy, so many at a time.
-const QUEUED_BYTES: usize = 2 << 20;
-const QUEUED: usize = 16;
+/// Shorter ranges are asked of the page cache at once; longer ones are worth a look at what is cached.
+pub(super) const LONG: usize = 64 << 10;
+/// Pieces of a part that are worth a look at the whole file.
+const MANY: usize = 4;
 
-/// Ranges cut into long reads, of which those of a part are under way together.
-pub(super) fn cut_for_queue(ranges: &[Range]) -> (Vec<Range>, Vec<u32>) {
-    let mut pieces = Vec::new();
+/// Returns whether what the page cache has of these pieces is to be asked of all of them at once.
+pub(super) fn are_many_and_long(pieces: &[Range]) -> bool {
+    pieces.len() >= MANY && pieces.iter().all(|piece| piece.bytes >= LONG)
+}
+
+/// Reads of this length keep a device busy, some of them at a time.
+const QUEUED_BYTES: usize = 2 << 20;
+/// Bytes that are read together: sixteen such reads, or many short ones, which cost the less the more of them are handed over and
+/// waited for at once.
+pub(super) const TOGETHER_BYTES: usize = 16 * QUEUED_BYTES;
+
+/// Ranges cut into long reads, of which those of a part are under way together: so many bytes at most.
+pub(super) fn cut_for_queue(ranges: &[Range], part_bytes: usize) -> (Vec<Range>, Vec<u32>) {
+    let (mut pieces, mut parts) = (Vec::with_capacity(ranges.len()), vec![0]);
+    let (mut begun, mut gathered) = (0, 0);
     for range in ranges {
-        for done in (0..range.bytes).step_by(QUEUED_BYTES) {
-            let bytes = QUEUED_BYTES.min(range.bytes - done);
-            pieces.push(Range {
-                offset: range.offset + done as u64,
-                bytes,
-                to: range.to.after(done),
-                ..*range
-            });
+        let mut done = 0;
+        while done < range.bytes {
+            let offset = range.offset + done as u64;
+            // They end where the file's pages do, so that O_DIRECT reads no page twice.
+            let bytes = (range.bytes - done).min(QUEUED_BYTES - offset as usize % PAGE);
+            let is_full = gathered + bytes > part_bytes || pieces.len() - begun == PIECES_PER_PART;
+            if is_full && pieces.len() > begun {
+                parts.push(pieces.len() as u32);
+                (begun, gathered) = (pieces.len(), 0);
+            }
+            pieces.push(Range { offset, bytes, to: range.to.after(done), ..*range });
+            gathered += bytes;
+            done += bytes;
         }
     }
-    let parts = (0..pieces.len()).step_by(QUEUED).chain([pieces.len()]).map(|at| at as u32).collect();
+    if pieces.len() > begun {
+        parts.push(pieces.len() as u32);
+    }
     (pieces, parts)
 }
 

@@ -6,7 +6,7 @@ use super::file::{Reader, Reading, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::pages::{Blocks, By, Pages};
-use super::place::{cut, cut_for_queue, Address, Range};
+use super::place::{are_many_and_long, cut, cut_for_queue, Address, Range, PART_BYTES_MIN, TOGETHER_BYTES};
 use super::processors::{self, ALL_MAX, TO_PAGES_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::staged::Staged;
@@ -142,6 +142,29 @@ impl Request {
         Ok(Arc::new(Request::of_ranges(reader, ranges, after, workers)?))
     }
 
+    /// As `of_file`, of rows for host memory: long ones that must come from the device are read many at a time.
+    ///
+    /// # Errors
+    /// As of `of_file`.
+    pub(super) fn of_many(
+        reader: &Arc<Reader>,
+        ranges: &[Range],
+        workers: usize,
+    ) -> Result<Arc<Request>, Error> {
+        let request = Request::of_ranges(reader, ranges, Vec::new(), workers)?;
+        Ok(Arc::new(request.many_at_a_time(reader, ranges, workers)))
+    }
+
+    fn many_at_a_time(mut self, reader: &Reader, ranges: &[Range], workers: usize) -> Request {
+        let is_of_the_device = || reader.direct == Some(true) || reader.is_hardly_cached();
+        if are_many_and_long(ranges) && is_of_the_device() {
+            let part_bytes = self.bytes as usize / (2 * workers.max(1));
+            let part_bytes = part_bytes.clamp(PART_BYTES_MIN, TOGETHER_BYTES);
+            (self.pieces, self.parts) = cut_for_queue(ranges, part_bytes);
+        }
+        self
+    }
+
     fn of_ranges(
         reader: &Arc<Reader>,
         ranges: &[Range],
@@ -227,9 +250,12 @@ impl Request {
                 if to.gpu().is_none() {
                     // Those that touch in the file are one read of it, whatever lies between their places.
                     ranges.sort_by_key(|range| range.offset);
+                    let mut request = Request::of_ranges(reader, &ranges, after, workers)?;
+                    request.noted = noted.or(request.noted);
+                    return Ok(Arc::new(request.many_at_a_time(reader, &ranges, workers)));
                 }
                 // Each row is read into a slot by a processor, the first time without a mapping.
-                let hands = if to.gpu().is_some() { reader.hands() } else { workers };
+                let hands = reader.hands();
                 let mut request = Request::of_ranges(reader, &ranges, after, hands)?;
                 if hands > workers && request.noted.is_none() {
                     request.workers_max = ALL_MAX.into();
@@ -260,7 +286,7 @@ impl Request {
     /// As of `of_file`.
     pub(super) fn of_long_reads(reader: &Arc<Reader>, ranges: &[Range]) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
-        let cut = cut_for_queue(ranges);
+        let cut = cut_for_queue(ranges, TOGETHER_BYTES);
         let mut request = Request::of_parts(Source::new(reader, before), cut, Vec::new());
         request.workers_max = (processors::threads() / 4).max(1).into();
         Ok(Arc::new(request))

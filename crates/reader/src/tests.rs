@@ -277,3 +277,30 @@ fn a_file_of_which_something_is_cached_is_asked_part_by_part_and_again_after_a_w
     let left = reader.cached_share(0, 4 << 20);
     assert_eq!(reader.is_hardly_cached(), left == Some(0.0), "{left:?}");
 }
+
+// promise: FEED-18
+#[test]
+fn long_rows_that_are_not_cached_are_read_many_at_a_time() {
+    const ROW: usize = 128 << 10;
+    const ROWS: usize = 80;
+    let dir = tempfile::tempdir().unwrap();
+    let path = written(dir.path(), "rows", ROWS * ROW);
+    let file = std::fs::File::open(&path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let reader = open(&path, None);
+    if !reader.is_hardly_cached() {
+        eprintln!("skipped: the system doesn't tell what is cached, or kept some of it");
+        return;
+    }
+    let mut to = vec![0u8; ROWS * ROW + PAGE];
+    let at = to.as_ptr().align_offset(PAGE);
+    let numbers: Vec<u64> = (0..ROWS as u64).rev().collect();
+    let layout = Layout { start: 0, step: ROW as u64, row_bytes: ROW };
+    let place = Address::Host(to[at..].as_mut_ptr() as u64);
+    let request = Request::of_rows(&reader, numbers, layout, place, Vec::new(), 1).unwrap();
+    assert_eq!(request.part_count(), 2, "all of them are two parts, each longer than a slot");
+    begin(&request, true).unwrap();
+    request.wait(None);
+    assert_eq!(request.outcome().unwrap().bytes, (ROWS * ROW) as u64);
+    assert!(to[at..].chunks(ROW).take(ROWS).rev().flatten().eq(&content(ROWS * ROW)));
+}

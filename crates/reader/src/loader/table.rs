@@ -336,7 +336,7 @@ impl Table {
             let mut of_file = Vec::with_capacity(of.len());
             of.iter().for_each(|(_, range)| append(&mut of_file, *range));
             if let Some(reader) = self.files[of[0].0].unchanged()? {
-                begin(Request::of_file(reader, &of_file, Vec::new(), workers)?)?;
+                begin(Request::of_many(reader, &of_file, workers)?)?;
             }
         }
         Ok(())

@@ -47,6 +47,40 @@ proptest! {
     }
 }
 
+proptest! {
+    // promise: PYT-12
+    #[test]
+    fn reads_that_are_under_way_together_hold_every_byte_once(
+        lengths in prop::collection::vec((0u64..20_000_000, 0usize..12_000_000), 0..40),
+        short in prop::collection::vec((0u64..20_000_000, 0usize..100_000), 0..600), part_bytes in 1usize..40_000_000,
+    ) {
+        let mut at = 0;
+        let ranges: Vec<Range> = lengths.into_iter().chain(short).map(|(offset, bytes)| {
+            at += bytes as u64 + 7;
+            Range { file: 0, offset, bytes, to: Address::Host(at) }
+        }).collect();
+        let (pieces, parts) = cut_for_queue(&ranges, part_bytes);
+        for pair in parts.windows(2) {
+            let part = &pieces[pair[0] as usize..pair[1] as usize];
+            prop_assert!(!part.is_empty() && part.len() <= PIECES_PER_PART);
+            prop_assert!(part.len() == 1 || part.iter().map(|p| p.bytes).sum::<usize>() <= part_bytes);
+        }
+        prop_assert_eq!(*parts.last().unwrap() as usize, pieces.len());
+        let bytes = |ranges: &[Range]| ranges.iter().map(|range| range.bytes).sum::<usize>();
+        prop_assert_eq!(bytes(&pieces), bytes(&ranges));
+        let mut rest = &pieces[..];
+        for range in &ranges {
+            let mut done = 0;
+            while done < range.bytes {
+                let (piece, others) = rest.split_first().unwrap();
+                rest = others;
+                prop_assert_eq!((piece.offset, piece.to), (range.offset + done as u64, range.to.after(done)));
+                done += piece.bytes;
+            }
+        }
+    }
+}
+
 // promise: PYT-8
 #[test]
 fn in_a_forked_child_a_request_of_the_parent_is_over_whoever_had_its_lock() {
