@@ -88,3 +88,21 @@ impl Drop for Staged {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // promise: FEED-5
+    #[test]
+    fn a_window_lies_where_one_lay_that_was_a_few_pages_shorter() {
+        let spare = Spare::default();
+        let before = spare.take((5 << 20) + 1).unwrap();
+        let (base, bytes) = (before.base(), before.bytes());
+        drop(before);
+        let again = spare.take((5 << 20) + (64 << 10)).unwrap();
+        assert_eq!((again.base(), again.bytes()), (base, bytes));
+        let longer = spare.take(bytes + 1).unwrap();
+        assert!(longer.bytes() > bytes && longer.base() != base);
+    }
+}
