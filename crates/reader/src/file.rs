@@ -310,6 +310,14 @@ impl Reader {
         (bytes > 0).then(|| map.at(offset))
     }
 
+    /// As `mapped`, for a loader, which reads the same again and again: what was found cached isn't asked of the system for a second,
+    /// which walks over all of its pages to say so.
+    pub(super) fn resident_again(&self, offset: u64, bytes: usize) -> Option<*const u8> {
+        let map = self.map.as_ref().filter(|map| self.ahead && map.was_read(offset, bytes))?;
+        map.look_again();
+        self.resident(offset, bytes)
+    }
+
     /// Returns whether the file was as long when it was opened: mappings and registrations end there, and what was
     /// appended since is read by system calls.
     pub(super) fn was_as_long(&self, end: u64) -> bool {

@@ -109,15 +109,20 @@ pub(super) fn choose(source: &Source, piece: &Range, opened: &mut Opened) -> Res
         Source::Apart { .. } => unreachable!("its own worker reads it"),
         Source::One { reader, .. } if reader.direct == Some(true) => Ok(past(reader)),
         Source::One { reader, .. } if piece.bytes < LONG => Ok(Manner::Cached(reader.fd())),
-        Source::One { reader, .. } => Ok(match reader.cached_share(piece.offset, piece.bytes) {
-            Some(share) if share > 0.99 => {
-                let mapped = reader.mapped(piece.offset, piece.bytes);
-                mapped.map_or(Manner::Cached(reader.fd()), Manner::Mapped)
+        Source::One { reader, .. } => {
+            if let Some(from) = reader.resident_again(piece.offset, piece.bytes) {
+                return Ok(Manner::Mapped(from));
             }
-            // What is half cached is faster through the cache.
-            Some(share) if share < 0.5 => past(reader),
-            _ => Manner::Cached(reader.fd()),
-        }),
+            Ok(match reader.cached_share(piece.offset, piece.bytes) {
+                Some(share) if share > 0.99 => {
+                    let mapped = reader.mapped(piece.offset, piece.bytes);
+                    mapped.map_or(Manner::Cached(reader.fd()), Manner::Mapped)
+                }
+                // What is half cached is faster through the cache.
+                Some(share) if share < 0.5 => past(reader),
+                _ => Manner::Cached(reader.fd()),
+            })
+        }
     }
 }
 

@@ -304,3 +304,24 @@ fn long_rows_that_are_not_cached_are_read_many_at_a_time() {
     assert_eq!(request.outcome().unwrap().bytes, (ROWS * ROW) as u64);
     assert!(to[at..].chunks(ROW).take(ROWS).rev().flatten().eq(&content(ROWS * ROW)));
 }
+
+#[test]
+fn a_loader_asks_what_is_cached_of_what_it_has_read_once_in_a_while() {
+    const BYTES: usize = 4 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = written(dir.path(), "rows", BYTES);
+    for ahead in [false, true] {
+        let reader =
+            Reader::open(&path, Opening { way: ReadPath::Host, ahead, ..Opening::default() }).unwrap();
+        assert_eq!(reader.resident_again(0, BYTES), None, "it has read nothing");
+        assert_eq!(reader.mapped(0, BYTES), None, "nor is the first reading out of the mapping");
+        let again = reader.mapped(0, BYTES);
+        let known = reader.cached_share(0, BYTES) == Some(1.0);
+        // More than a second may have passed, on a busy machine.
+        let found = (0..100).find_map(|_| {
+            reader.cached_share(0, BYTES);
+            reader.resident_again(0, BYTES)
+        });
+        assert_eq!(found, again.filter(|_| ahead && known));
+    }
+}
