@@ -93,6 +93,7 @@ class Bound:
     same: bool = False  # all of that interval must be, and contain 1
     enough: float | None = None  # of a cost: so much may be spent in any case, whatever the others spend
     plus: tuple[str, ...] = ()  # and what these spend besides, which is other work that has to be done, too
+    floor: tuple[str, ...] = ()  # of a cost: what these spend may be spent in any case: less is not to be had here
 
 
 @dataclass(frozen=True)
@@ -210,13 +211,15 @@ def judge(bound: Bound, cell: Cell, figures: Rounds) -> dict[str, Any]:
         besides = [figures[name][number] for name in bound.plus if name in figures]
         if len(besides) < len(bound.plus):
             return {**missing, "why": f"not all of {' and '.join(bound.plus)} ran"}
-        whole = ours.cpu_s is None or any(p.cpu_s is None for p in (*peers, *besides))
+        floors = [figures[name][number] for name in bound.floor if name in figures]
+        whole = ours.cpu_s is None or any(p.cpu_s is None for p in (*peers, *besides, *floors))
         costs = [cost for p in peers if (cost := p.cost(cell.per, whole))]
         mine = ours.cost(cell.per, whole)
         if not costs or mine is None:
             return {**missing, "why": "a run used too little CPU to be counted"}
         least = min(costs) + sum(p.cost(cell.per, whole) or 0.0 for p in besides)
-        ratios.append(mine / max(least, (bound.enough or 0.0) / (bound.at_most or 1.0)))
+        enough = max([bound.enough or 0.0, *(p.cost(cell.per, whole) or 0.0 for p in floors)])
+        ratios.append(mine / max(least, enough / (bound.at_most or 1.0)))
     median = statistics.median(ratios)
     found = {"against": against, "ratios": ratios, "median": median, "holds": within(bound, median)}
     if bound.sure or bound.same:
@@ -315,6 +318,8 @@ def verdict(cell: Cell, settled: dict[str, Any]) -> str:
         asked += f" × ({against}{besides})" if besides else f" × {against}"
         if bound.get("enough"):
             asked += f", or of {bound['enough']} {'ms/GiB' if cell.per == 'GiB' else 'ns per I/O'} where that is more"
+        if bound.get("floor"):
+            asked += f", or of {' or '.join(bound['floor'])} where that is more"
     else:
         units = {"rate": ("GiB/s", "I/Os per s"), "cost": ("ms/GiB", "ns per I/O")}[bound["what"]]
         asked += f" {units[cell.per != 'GiB']}"
