@@ -1,14 +1,16 @@
 //! Choice of the fastest way of copying into buffers that are used again, on this machine. Processors differ by half
 //! or more (`bench/cached_read.py`), and not by their name: it also depends on how much of the last-level cache and of
 //! the memory's bandwidth others leave. So the first copies try all ways, each several times in a row, so that it
-//! finds the buffer as it left it.
+//! finds the buffer as it left it, and all of them again: a processor that two threads share takes a while from one.
 
 use super::Stores;
 use crate::clock;
 use std::time::Duration;
 
-/// Rounds of each way, of which the first finds the buffer as another way left it.
-const ROUNDS: u32 = 6;
+/// Rounds of each way in a row, of which the first finds the buffer as another way left it.
+const ROUNDS: u32 = 4;
+/// Times that all ways are tried.
+const PASSES: usize = 3;
 /// A round copies this many bytes at least, or the clock would be part of the result.
 const ROUND_BYTES: usize = 1 << 20;
 /// Shorter copies have one way only (`guarded_copy`).
@@ -62,7 +64,7 @@ impl Choice {
             return copy(stores);
         }
         let began = clock::monotonic_now();
-        let done = copy(trial.ways[trial.way]);
+        let done = copy(trial.way());
         trial.note(bytes, began.elapsed());
         done
     }
@@ -71,7 +73,8 @@ impl Choice {
 #[derive(Clone, Debug)]
 struct Trial {
     ways: &'static [Stores],
-    way: usize,
+    /// Of all that are tried, the one that is by now: each comes as often as there are passes.
+    turn: usize,
     round: u32,
     /// Bytes of this round.
     bytes: usize,
@@ -84,7 +87,11 @@ struct Trial {
 
 impl Trial {
     const fn new(ways: &'static [Stores]) -> Trial {
-        Trial { ways, way: 0, round: 0, bytes: 0, ns: 0, least: f64::INFINITY, best: None, chosen: None }
+        Trial { ways, turn: 0, round: 0, bytes: 0, ns: 0, least: f64::INFINITY, best: None, chosen: None }
+    }
+
+    fn way(&self) -> Stores {
+        self.ways[self.turn % self.ways.len()]
     }
 
     fn note(&mut self, bytes: usize, took: Duration) {
@@ -106,10 +113,10 @@ impl Trial {
 
     fn end_way(&mut self) {
         if self.best.is_none_or(|(least, _)| self.least < least) {
-            self.best = Some((self.least, self.ways[self.way]));
+            self.best = Some((self.least, self.way()));
         }
-        (self.way, self.round, self.least) = (self.way + 1, 0, f64::INFINITY);
-        if self.way == self.ways.len() {
+        (self.turn, self.round, self.least) = (self.turn + 1, 0, f64::INFINITY);
+        if self.turn == PASSES * self.ways.len() {
             self.chosen = self.best.map(|(_, stores)| stores);
         }
     }
@@ -125,7 +132,7 @@ mod tests {
     fn chosen(each: impl Fn(Stores, u32) -> f64, bytes: usize) -> Option<Stores> {
         let mut trial = Choice::default().long;
         while trial.chosen.is_none() {
-            let ns = each(trial.ways[trial.way], trial.round) * bytes as f64;
+            let ns = each(trial.way(), trial.round) * bytes as f64;
             trial.note(bytes, Duration::from_nanos(ns as u64));
         }
         trial.chosen
@@ -152,6 +159,21 @@ mod tests {
     }
 
     #[test]
+    fn a_way_that_was_held_up_for_all_its_rounds_is_tried_again() {
+        let mut held_up = 2 * ROUNDS;
+        let each = |way| match way {
+            Stores::Moved if held_up > 0 => {
+                held_up -= 1;
+                900.0
+            }
+            Stores::Moved => 0.05,
+            _ => 0.1,
+        };
+        let each = std::cell::RefCell::new(each);
+        assert_eq!(chosen(|way, _| (each.borrow_mut())(way), ROUND_BYTES), Some(Stores::Moved));
+    }
+
+    #[test]
     fn each_length_has_its_ways() {
         let mut choice = Choice::default();
         for _ in 0..1000 {
@@ -164,7 +186,7 @@ mod tests {
             assert_eq!(tried[0], WAYS[0]);
             let ways = if bytes < LONG_BYTES_MIN { &WAYS[..3] } else { &WAYS[..] };
             assert_eq!(tried[..ways.len()], *ways);
-            assert!(tried.len() <= ways.len() + 1, "one is chosen in the end, and kept");
+            assert!(tried.len() <= PASSES * ways.len() + 1, "one is chosen in the end, and kept");
         }
         let chosen = choice.copy(LONG_BYTES_MIN, |stores| stores);
         assert_eq!(choice.copy_piece(LONG_BYTES_MIN, 4096, |stores| stores), chosen);
