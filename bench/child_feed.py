@@ -119,8 +119,8 @@ def pread(case: Case) -> Iterator[int]:
 
 
 def keep_memory() -> None:
-    """Has the C library keep what is freed, and use it again. Otherwise, by chance, new batches take a fault a page, and four
-    times the CPU."""
+    """Has the C library keep what is freed, and use it again. Otherwise new batches take a fault a page, by chance: whatever else
+    was allocated decides."""
     library = ctypes.CDLL(None)
     library.mallopt(M_MMAP_MAX, 0)
     library.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
@@ -147,12 +147,14 @@ def reads_by_two(case: Case) -> Iterator[int]:
         yield done.get()
 
 
-def torch_in_order(case: Case) -> Iterator[int]:
-    """DataLoader in the main process, over a data set that reads whole batches into a new tensor each."""
+def torch_in_order(case: Case, keeps: bool = False) -> Iterator[int]:
+    """DataLoader in the main process, over a data set that reads whole batches into a new tensor each; `keeps`: whose memory is
+    used again."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
-    keep_memory()
+    if keeps:
+        keep_memory()
 
     class Batches(IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[Any]:
@@ -716,6 +718,7 @@ SIDES = {
     "pread": pread,
     "reads-by-two": reads_by_two,
     "torch-in-order": torch_in_order,
+    "torch-in-order-kept": lambda case: torch_in_order(case, keeps=True),
     "torch-0": lambda case: torch_workers(case, 0),
     "torch-2": lambda case: torch_workers(case, 2),
     "webdataset-0": lambda case: webdataset(case, 0),
