@@ -313,8 +313,7 @@ def bounds(order: str) -> list[Bound]:
     if order == "none":
         return [
             Bound("rate", IN_ORDER, at_least=1.0, pick="fastest"),
-            Bound("cost", IN_ORDER[:1], at_most=1.0),
-            Bound("cost", IN_ORDER[1:], at_most=1.0, floor=(READS_FLOOR,)),
+            Bound("cost", IN_ORDER, at_most=1.0, floor=(READS_FLOOR,)),
             Bound("cost", ("pread",), at_most=1.15),
         ]
     return [
