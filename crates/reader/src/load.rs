@@ -288,7 +288,8 @@ impl Loader {
         self.ring.as_mut()
     }
 
-    /// Has operations done, and each one's result told by its number; of what isn't told of, nothing was begun.
+    /// Has operations done, and each one's result told by its number. Of what isn't told of nothing was begun, or a filter of system
+    /// calls holds back the news of its end.
     ///
     /// # Safety
     /// What they read or write stays until this returns; they are at most `RING_ENTRIES`.
@@ -313,7 +314,8 @@ impl Loader {
                         left -= ring.submission().len();
                         monotonic_now()
                     });
-                    // Of what completes without a call a ring that defers doesn't tell: by then a device has written it.
+                    // Of what completes without a call a ring that defers doesn't tell: by then a device has written it, unless it
+                    // stands still, and nothing can be known of that any more.
                     if ring.params().is_setup_single_issuer() && since.elapsed() > CLIENT_GRACE {
                         break;
                     }
