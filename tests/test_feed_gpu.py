@@ -521,3 +521,110 @@ def test_with_enough_processors_ten_threads_copy_what_is_read_once_and_say_if_it
     scenario(AT_FULL_RATE, LD_PRELOAD=str(stub.with_name("libprocessors.so")), STUB_PROCESSORS="12")
     if (tmp_path / "data.bin.quota").exists():
         pytest.skip("a cgroup's quota leaves this process less time than twelve processors have")
+
+
+COLD = """
+begin()
+long = path + ".long"
+whole = (content * (80_000_000 // SIZE + 1))[:80_000_321]
+with open(long, "wb") as file:
+    file.write(whole)
+    file.flush()
+    os.fsync(file.fileno())
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+array = Array(len(whole))
+
+def settled():
+    end = time.monotonic() + 20
+    while live()["live"]["registrations"] and time.monotonic() < end:
+        time.sleep(0.01)
+    return live()["live"]["registrations"] == 0
+"""
+
+
+@pytest.mark.promise("PYT-2")
+@parametrized("settings", ["", "pin=20m", "delay_us=3000"], kept=(0, 1))
+def test_long_reads_past_the_cache_come_many_at_a_time_and_their_slots_go_back(scenario: Scenario, settings) -> None:
+    books = scenario(
+        COLD
+        + """
+with forebay.open(long) as file:
+    for offset, stop in [(0, len(whole)), (77, len(whole) - 1)]:
+        size = stop - offset
+        assert file.read_into(array, offset, size) == size
+        assert array.bytes()[:size] == whole[offset:stop]
+        report = file.last_report
+        assert report.uncached_bytes == report.staged_bytes == size, report
+        # Where little may be pinned each thread keeps slots of its own.
+        assert os.environ["FOREBAY_STUB_CUDA"] == "pin=20m" or settled(), live()
+    # Another request beside it, and one that is given up.
+    both = [file.read_async(array.part(at, 5 << 20), at, 5 << 20) for at in (0, 40 << 20)] + [file.read_async(array)]
+    assert [one.result() for one in both] == [5 << 20, 5 << 20, len(whole)]
+    assert array.bytes() == whole
+    future = file.read_async(array)
+    if future.cancel():
+        call("cuMemsetD8Async", array.at, ctypes.c_ubyte(9), ctypes.c_size_t(len(whole)), None)
+        call("cuStreamSynchronize", None)
+        time.sleep(0.1)
+        assert array.bytes() == b"\\x09" * len(whole)
+forebay.release()
+assert settled(), live()
+""",
+        settings,
+    )
+    if settings != "pin=20m" and not ON_REAL_GPU:
+        assert books["registered_bytes_max"] >= 48 << 20, "fewer reads are under way than there are slots"
+
+
+@pytest.mark.promise("PYT-7")
+@parametrized("settings", ["fail=cuMemcpyHtoDAsync_v2:9:2", "fail=copy:9:700", "fail=cuEventRecord:3:719"], kept=(1,))
+def test_a_long_read_past_the_cache_that_fails_on_the_way_says_so_and_leaves_nothing(scenario: Scenario, settings) -> None:
+    scenario(
+        COLD
+        + """
+with forebay.open(long, direct=True) as file:
+    try:
+        file.read_into(array)
+    except RunError as error:
+        assert "copy to GPU 0" in str(error), error
+    else:
+        sys.exit("nothing failed")
+forebay.release()
+assert settled(), live()
+""",
+        settings,
+    )
+
+
+@pytest.mark.skipif(ON_REAL_GPU, reason="a filter of system calls, which a driver needs not stand")
+@pytest.mark.promise("PYT-7")
+@pytest.mark.parametrize("calls", [[425], [426]], ids=["rings", "entering"])
+def test_long_reads_past_the_cache_come_whole_where_rings_are_forbidden(scenario: Scenario, calls: list[int]) -> None:
+    scenario(
+        COLD
+        + f"""
+import platform
+if platform.machine() != "x86_64":
+    sys.exit(0)
+rows = [(0x20, 0, 0, 0), *((0x15, {len(calls)} - i, 0, n) for i, n in enumerate({calls}))]
+rows += [(0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050001)]
+"""
+        + """
+class Row(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32)]
+class Program(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_uint16), ("rows", ctypes.POINTER(Row))]
+program = Program(len(rows), (Row * len(rows))(*(Row(*row) for row in rows)))
+libc = ctypes.CDLL(None, use_errno=True)
+with forebay.open(long, direct=True) as file:
+    assert file.read_into(array.part(0, 8 << 20), 0) == 8 << 20
+    future = file.read_async(array)
+    # For all threads: new ones, and those that read.
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.syscall(317, 1, 1, ctypes.byref(program)) == 0, ctypes.get_errno()
+    for future in (future, file.read_async(array)):
+        assert future.result(60) == len(whole)
+        assert array.bytes() == whole
+""",
+        "delay_us=2000",
+    )

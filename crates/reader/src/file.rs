@@ -276,6 +276,11 @@ impl Reader {
         cache_residency(&self.cached.file, offset, bytes as u64).ok()
     }
 
+    /// Returns whether what is read of it must come from the device, but for some of it at most.
+    pub(super) fn is_of_the_device(&self) -> bool {
+        self.direct == Some(true) || self.is_hardly_cached()
+    }
+
     /// Returns whether hardly any of the file is cached, so that no part of it needs to be asked for. Where more is, the system
     /// walks over all of it to say so, and is seldom asked.
     pub(super) fn is_hardly_cached(&self) -> bool {

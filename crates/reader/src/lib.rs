@@ -63,6 +63,12 @@ pub use thread_pool::{begin, release, submit};
 const SLOT_BYTES: usize = 4 << 20;
 /// One is filled while another is copied and a third waits its turn.
 const SLOTS: usize = 3;
+/// Bytes of long reads past the page cache that are under way together on their way to GPUs, of which the memory that is free may
+/// allow less; and of the ranges of a request that is read so. A drive behind a network gives 1.2 to 1.6 times as much of 512 MiB as
+/// of 32 (`direct-deep` beside `direct`, in `bench/feed.py --gpu --only "from the disk"`).
+const QUEUED_BYTES_MAX: usize = 512 << 20;
+const OF_FREE_MEMORY: usize = 16;
+const QUEUED_FROM_BYTES: usize = 64 << 20;
 /// A third relay brings little, and all of it would take half of the processor time that the safetensors library does.
 const RELAYS_MAX: usize = 2;
 /// With one worker nothing is copied while windows are registered.
@@ -85,6 +91,12 @@ const REGISTERED_FOR_BYTES_MIN: usize = 64 << 20;
 const WINDOWED_AT_ONCE_BYTES_MIN: usize = 256 << 20;
 /// O_DIRECT's usual unit, and the page: where slots and direct reads begin.
 const PAGE: usize = 4096;
+
+/// As `QUEUED_BYTES_MAX`, here and now.
+fn queued_bytes_max() -> usize {
+    let free = forebay_io::memory_free_bytes().map_or(usize::MAX, |bytes| bytes as usize / OF_FREE_MEMORY);
+    QUEUED_BYTES_MAX.min(free)
+}
 
 #[cfg(test)]
 mod tests;

@@ -366,7 +366,7 @@ fn fill_by_threads(ranges: &mut [&mut Fill]) {
 ///
 /// # Safety
 /// Its `at` has room for what it asks for.
-unsafe fn finish(load: &mut Load) -> IoResult<()> {
+pub(crate) unsafe fn finish(load: &mut Load) -> IoResult<()> {
     while load.got < load.want {
         let (offset, room) = (load.offset + load.got as u64, load.ask - load.got);
         // SAFETY: `at` has room for `ask`, of which `got` are used.

@@ -293,12 +293,14 @@ impl Loader {
         // Each of several ranks reads the others' rows along with its own: less than its own would take one by one, if they are short.
         let whole = fill::reads_whole(share.world, step) && cufile.is_none();
         let room = spec.limit_bytes.map(|limit| limit.saturating_sub(least));
-        let staged = whole && stage::pays(&table, &inner.order, room, spec.memory.gpu());
-        let by_long_reads = staged && share.world == 1 || fill::are_long_reads(&table, shuffle, &share);
-        let into_gpu = spec.memory.gpu().is_some();
+        let gpu = spec.memory.gpu();
+        let stages = whole.then(|| Stages::where_they_pay(&table, &inner.order, room, gpu)).flatten();
+        let by_long_reads =
+            stages.is_some() && share.world == 1 || fill::are_long_reads(&table, shuffle, &share);
+        let into_gpu = gpu.is_some();
         let cold = fill::decide(&table, spec.cache, (shuffle, share.world), step, into_gpu, by_long_reads);
         inner.fills = cold.fills.then(Fills::default);
-        inner.stages = (staged && !cold.fills).then(|| Stages::new(spec.memory.gpu()));
+        inner.stages = stages.filter(|_| !cold.fills);
         let long = |column: &Column| column.bytes >= COPIED_ROW_BYTES_MAX;
         let in_blocks = inner.order.window(0).is_some();
         let touches = in_blocks && !into_gpu && table.all_are_files() && table.columns().iter().all(long);

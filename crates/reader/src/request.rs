@@ -10,7 +10,7 @@ use super::place::{are_many_and_long, cut, cut_for_queue, Address, Range, PART_B
 use super::processors::{self, ALL_MAX, TO_PAGES_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::staged::Staged;
-use super::REGISTERED_FOR_BYTES_MIN;
+use super::{QUEUED_FROM_BYTES, REGISTERED_FOR_BYTES_MIN, SLOT_BYTES};
 use forebay_io::{process_id, CudaEvent, CudaStream, Waker};
 use forebay_model::Error;
 use rustix::fd::OwnedFd;
@@ -123,6 +123,8 @@ pub struct Request {
     fills_cache: bool,
     /// One worker is to read it from its end, by relays, and hasn't begun.
     mixes: AtomicBool,
+    /// Its long ranges come past the page cache, many at a time, on their way to a GPU.
+    queues_long: bool,
     /// Note of its time.
     noted: Option<Noted>,
     began: Instant,
@@ -156,8 +158,7 @@ impl Request {
     }
 
     fn many_at_a_time(mut self, reader: &Reader, ranges: &[Range], workers: usize) -> Request {
-        let is_of_the_device = || reader.direct == Some(true) || reader.is_hardly_cached();
-        if are_many_and_long(ranges) && is_of_the_device() {
+        if are_many_and_long(ranges) && reader.is_of_the_device() {
             let part_bytes = self.bytes as usize / (2 * workers.max(1));
             let part_bytes = part_bytes.clamp(PART_BYTES_MIN, TOGETHER_BYTES);
             (self.pieces, self.parts) = cut_for_queue(ranges, part_bytes);
@@ -193,6 +194,13 @@ impl Request {
             request.workers_max = workers.into();
         }
         request.mixes = AtomicBool::new(windows.is_some() && reader.mixes(bytes));
+        let is_long = |range: &Range| range.to.gpu().is_some() && range.bytes >= SLOT_BYTES;
+        request.queues_long = windows.is_none()
+            && bytes >= QUEUED_FROM_BYTES
+            && reader.known().is_none()
+            && ranges.iter().all(is_long)
+            && reader.direct_fd().is_some()
+            && reader.is_of_the_device();
         request.noted = if windows.is_none() { reader.note_ranges(ranges) } else { None };
         Ok(request)
     }
@@ -280,15 +288,21 @@ impl Request {
         self.table = Some(if self.copied_to_host { table.in_short_parts() } else { table });
     }
 
-    /// Long ranges to host memory, many reads at a time by few workers: the others copy meanwhile.
+    /// Long ranges to host memory, many reads at a time by few workers: the others copy meanwhile. `at_once`: all of its reads by one
+    /// worker, where others read what follows.
     ///
     /// # Errors
     /// As of `of_file`.
-    pub(super) fn of_long_reads(reader: &Arc<Reader>, ranges: &[Range]) -> Result<Arc<Request>, Error> {
+    pub(super) fn of_long_reads(
+        reader: &Arc<Reader>,
+        ranges: &[Range],
+        at_once: bool,
+    ) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
-        let cut = cut_for_queue(ranges, TOGETHER_BYTES);
+        let (part_bytes, share) = if at_once { (usize::MAX, 2) } else { (TOGETHER_BYTES, 4) };
+        let cut = cut_for_queue(ranges, part_bytes);
         let mut request = Request::of_parts(Source::new(reader, before), cut, Vec::new());
-        request.workers_max = (processors::threads() / 4).max(1).into();
+        request.workers_max = (processors::threads() / share).max(1).into();
         Ok(Arc::new(request))
     }
 
@@ -550,6 +564,7 @@ impl Request {
             copied_to_host: false,
             fills_cache: false,
             mixes: AtomicBool::new(false),
+            queues_long: false,
             noted: None,
             began: Instant::now(),
             process: process_id(),
@@ -596,6 +611,11 @@ impl Request {
     /// Returns whether all of it is copied between a mapping and host memory.
     pub(super) fn is_copied_to_host(&self) -> bool {
         self.copied_to_host
+    }
+
+    /// Returns whether its ranges are read past the page cache, many at a time, on their way to a GPU.
+    pub(super) fn is_queued_long(&self) -> bool {
+        self.queues_long
     }
 
     /// Claims the reading from its end for one caller; true for that one.

@@ -6,6 +6,7 @@
 mod copies;
 mod fetch;
 mod mix;
+mod queue;
 
 pub(crate) use copies::{Copies, From};
 pub(crate) use fetch::copied_here;
@@ -27,6 +28,7 @@ use copies::copy_failed;
 use forebay_io::{copy_memory, system_copy_waits, CudaStream};
 use forebay_model::Error;
 use forebay_storage::MappedWakeup;
+use queue::Queue;
 use std::borrow::Cow;
 use std::io::Result as IoResult;
 use std::os::fd::RawFd;
@@ -36,6 +38,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Worker {
     /// Copies on to GPUs. They end first.
     copies: Copies,
+    /// Long reads on their way to GPUs.
+    queue: Queue,
     /// Reads into host memory.
     loader: Loader,
     /// Buffer of reads out of the page cache to places that the system is slow to copy to.
@@ -49,19 +53,18 @@ pub(crate) struct Worker {
 unsafe impl Send for Worker {}
 
 impl Worker {
-    /// Copies are under way, of which requests are to be told.
+    /// Copies or reads are under way, of which requests are to be told, or there is something to be given back.
     pub(crate) fn has_flights(&self) -> bool {
-        self.copies.any()
+        self.copies.any() || self.queue.is_used()
     }
 
-    /// Lets go of what has been copied. `wait`: naps until something has.
+    /// Lets go of what has been copied. `wait`: until something has, or has been read.
     pub(crate) fn reap(&mut self, wait: bool) {
-        self.copies.reap(wait);
-    }
-
-    /// Waits for every copy under way.
-    pub(crate) fn drain(&mut self) {
-        self.copies.drain();
+        match (self.queue.is_used(), wait) {
+            (true, true) => self.queue.turn_or_give_back(&mut self.copies),
+            (true, false) => self.queue.turn(&mut self.copies, false),
+            (false, _) => self.copies.reap(wait),
+        }
     }
 
     /// Does what was taken of a request: one part, or all of them in their order.
@@ -80,6 +83,13 @@ impl Worker {
         let source = request.source();
         let done = match (request.pages(), request.table()) {
             _ if request.is_dropped() => Ok(None),
+            (None, None) if request.is_queued_long() => {
+                match self.queue.begin_part(&mut self.copies, request, &source, index) {
+                    Ok(true) => return,
+                    Ok(false) => self.feed_gpu(request, &source, request.part(index)).map(Some),
+                    Err(error) => Err(error),
+                }
+            }
             (Some(pages), _) => self.bring_pages(request, &source, pages, index).map(Some),
             (None, Some(table)) => self.fill_rows(request, &source, table, index),
             (None, None) if request.fills_cache() => {
@@ -89,29 +99,16 @@ impl Worker {
                 let part = request.part(index);
                 match part[0].to.gpu() {
                     None => self.fill_host(request, &source, part).map(|()| None),
-                    Some(gpu) => match source.known() {
+                    Some(_) => match source.known() {
                         Some(known) => through_cufile(known, request, &source, part).map(|()| None),
-                        None => self.feed_gpu(request, &source, part, gpu).map(Some),
+                        None => self.feed_gpu(request, &source, part).map(Some),
                     },
                 }
             }
         };
         // The request lets go of its file at its end, and so must we.
         drop(source);
-        match done {
-            // Its last flight ends the part.
-            Ok(Some(stream)) => request.part_queued(Some(&stream)),
-            Ok(None) => {
-                request.part_queued(None);
-                request.part_done(index);
-            }
-            Err(error) => {
-                request.fail(error);
-                self.drain();
-                request.part_queued(None);
-                request.part_done(index);
-            }
-        }
+        end_part(&mut self.copies, request, index, done);
     }
 
     /// Reads ranges into the page cache by way of their file's mapping.
@@ -234,8 +231,8 @@ impl Worker {
         request: &Arc<Request>,
         source: &Source,
         part: &[Range],
-        gpu: u32,
     ) -> Result<Arc<Mutex<CudaStream>>, Error> {
+        let gpu = part[0].to.gpu().expect("parts have one kind of place");
         let (outlet, stream) = self.copies.outlet_after(request, gpu)?;
         if part[0].bytes > SLOT_BYTES && self.queue_window(request, source, &part[0], outlet)? {
             return Ok(stream);
@@ -351,6 +348,29 @@ impl Worker {
             self.copies.give_slot_up(outlet, slot);
         }
         sent
+    }
+}
+
+/// Tells a request of a part: its copies are queued on a stream, or it is done.
+fn end_part(
+    copies: &mut Copies,
+    request: &Arc<Request>,
+    index: usize,
+    done: Result<Option<Arc<Mutex<CudaStream>>>, Error>,
+) {
+    match done {
+        // Its last flight ends the part.
+        Ok(Some(stream)) => request.part_queued(Some(&stream)),
+        Ok(None) => {
+            request.part_queued(None);
+            request.part_done(index);
+        }
+        Err(error) => {
+            request.fail(error);
+            copies.drain();
+            request.part_queued(None);
+            request.part_done(index);
+        }
     }
 }
 

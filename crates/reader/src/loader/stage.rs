@@ -6,7 +6,7 @@ use crate::place::{Address, Range};
 use crate::request::Request;
 use crate::rows::COPIED_ROW_BYTES_MAX;
 use crate::staged::{Spare, Staged};
-use crate::{thread_pool, PAGE};
+use crate::{queued_bytes_max, thread_pool, PAGE};
 use forebay_io::CudaEvent;
 use forebay_model::feed::{EpochOrder, Window};
 use forebay_model::Error;
@@ -16,8 +16,10 @@ use std::time::Duration;
 
 /// Memory of one window at most: columns that leave out most of a row are cheaper to read by themselves.
 const WINDOW_BYTES_MAX: usize = 256 << 20;
-/// In memory at a time: one that batches are handed out of, one that they are made of, and one that is read.
-const WINDOWS_MAX: usize = 3;
+/// In memory at a time: one that batches are handed out of, one that they are made of, and one or more that are read.
+const WINDOWS_MIN: usize = 3;
+/// Windows that are read ahead at a time for a GPU, which takes them faster than most disks bring them.
+const AHEAD_MAX: usize = 4;
 
 /// Samples that lie one behind the other in memory.
 struct Run {
@@ -81,10 +83,12 @@ impl FromMemory {
     }
 }
 
-/// Windows that batches are being made of, and the one that is read ahead.
+/// Windows that batches are being made of, and those that are read ahead.
 pub(super) struct Stages {
     stages: Vec<Stage>,
     spare: Spare,
+    gpu: Option<u32>,
+    ahead: usize,
 }
 
 /// Whether the windows of a batch are there.
@@ -95,8 +99,33 @@ pub(super) enum Ready {
 
 impl Stages {
     /// `gpu`: that batches go to.
-    pub(super) fn new(gpu: Option<u32>) -> Stages {
-        Stages { stages: Vec::new(), spare: Spare::new(gpu) }
+    /// None where windows of this table aren't worth reading whole, should they not be cached. `room`: bytes of memory for them, if
+    /// the user limits it; `gpu`: that batches go to. One that takes rows out of the windows by itself takes long ones so, too: read
+    /// to slots each would be a read, a look at the page cache and a copy of its own.
+    pub(super) fn where_they_pay(
+        table: &Table,
+        order: &EpochOrder,
+        room: Option<usize>,
+        gpu: Option<u32>,
+    ) -> Option<Stages> {
+        let samples: u64 = order.window(0)?.runs.iter().map(|run| run.end - run.start).sum();
+        let groups = table.groups();
+        let takes = |gpu| devices::device(gpu).is_ok_and(|device| device.reads_registered());
+        let short = |column: &Column| column.bytes < COPIED_ROW_BYTES_MAX;
+        let each: u64 = groups.iter().map(|group| table.columns()[group.start].step).sum();
+        let (bytes, room) = (samples.saturating_mul(each), room.unwrap_or(usize::MAX));
+        let pays = !groups.is_empty()
+            && table.all_are_files()
+            && (table.columns().iter().all(short) || gpu.is_some_and(takes))
+            && bytes <= WINDOW_BYTES_MAX.min(room / WINDOWS_MIN) as u64;
+        let window = (bytes as usize).max(1);
+        let ahead = match gpu {
+            Some(_) => {
+                (queued_bytes_max() / window).min((room / window).saturating_sub(2)).clamp(1, AHEAD_MAX)
+            }
+            None => 1,
+        };
+        pays.then(|| Stages { stages: Vec::new(), spare: Spare::new(gpu), gpu, ahead })
     }
 
     pub(super) fn clear(&mut self) {
@@ -109,7 +138,7 @@ impl Stages {
         used + self.spare.bytes()
     }
 
-    /// Has the windows of these positions read, and the one behind them.
+    /// Has the windows of these positions read, and those behind them.
     ///
     /// # Errors
     /// A window couldn't be read; the next call reads it anew.
@@ -133,8 +162,10 @@ impl Stages {
             }
             position = stage.positions.end;
         }
-        if position < order.samples() {
-            self.stage(table, order, position)?;
+        for _ in 0..self.ahead {
+            if position < order.samples() {
+                position = self.stage(table, order, position)?.positions.end;
+            }
         }
         Ok(Ready::Yes)
     }
@@ -151,7 +182,7 @@ impl Stages {
             Some(at) => at,
             None => {
                 let window = order.window(position).expect("only such orders are asked for");
-                self.stages.push(begin(table, window, &self.spare)?);
+                self.stages.push(begin(table, window, &self.spare, self.gpu.is_some())?);
                 self.stages.len() - 1
             }
         };
@@ -208,25 +239,8 @@ impl Stage {
     }
 }
 
-/// Returns whether windows of this table are worth reading whole, where they aren't cached. `room`: bytes of memory for them, if the
-/// user limits it; `gpu`: that batches go to. One that takes rows out of the windows by itself takes long ones so, too: read to slots
-/// each would be a read, a look at the page cache and a copy of its own.
-pub(super) fn pays(table: &Table, order: &EpochOrder, room: Option<usize>, gpu: Option<u32>) -> bool {
-    let Some(window) = order.window(0) else { return false };
-    let samples: u64 = window.runs.iter().map(|run| run.end - run.start).sum();
-    let groups = table.groups();
-    let takes = |gpu| devices::device(gpu).is_ok_and(|device| device.reads_registered());
-    let short = |column: &Column| column.bytes < COPIED_ROW_BYTES_MAX;
-    let each: u64 = groups.iter().map(|group| table.columns()[group.start].step).sum();
-    !groups.is_empty()
-        && table.all_are_files()
-        && (table.columns().iter().all(short) || gpu.is_some_and(takes))
-        && samples.saturating_mul(each)
-            <= WINDOW_BYTES_MAX.min(room.unwrap_or(usize::MAX) / WINDOWS_MAX) as u64
-}
-
-/// Begins to read a window, unless all of it is cached.
-fn begin(table: &Table, window: Window, spare: &Spare) -> Result<Stage, Error> {
+/// Begins to read a window, unless all of it is cached; `at_once` where that is one of several.
+fn begin(table: &Table, window: Window, spare: &Spare, at_once: bool) -> Result<Stage, Error> {
     let groups = table.groups();
     let (mut runs, mut reads) = (Vec::new(), Vec::new());
     let (mut bytes, mut cached, mut uncached) = (0, true, false);
@@ -268,7 +282,7 @@ fn begin(table: &Table, window: Window, spare: &Spare) -> Result<Stage, Error> {
             to: Address::Host(base + *at as u64),
         };
         let ranges: Vec<Range> = of.iter().map(range).collect();
-        let request = Request::of_long_reads(table.unchanged(of[0].0)?, &ranges)?;
+        let request = Request::of_long_reads(table.unchanged(of[0].0)?, &ranges, at_once)?;
         // Held first: what was begun ends with the stage.
         stage.requests.push(request.clone());
         thread_pool::submit(&request)?;
