@@ -41,7 +41,7 @@ class Child:
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """One measured run. Raises Unavailable with the child's own words where it can't."""
-        process = self.process or self.start()
+        process = self.started()
         try:
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -49,6 +49,10 @@ class Child:
         except BrokenPipeError:
             raise self.failed("ended") from None
         return self.answer(process, timeout_s)
+
+    def started(self) -> subprocess.Popen[bytes]:
+        """The process, once it is ready to be asked. Raises Unavailable where it can't run."""
+        return self.process or self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
         self.errors = tempfile.TemporaryFile("w+b")

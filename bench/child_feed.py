@@ -26,8 +26,9 @@ from child import Answer, cpu_s, serve
 
 # Samples of a shard.
 SHARD_BYTES = 256 << 20
-# Reads by O_DIRECT that are under way, and their bytes.
-DIRECT_THREADS, DIRECT_BYTES = 16, 2 << 20
+# Reads by O_DIRECT that are under way, and their bytes: as a drive of this machine wants them, and one behind a network.
+DIRECT = (16, 2 << 20)
+DIRECT_DEEP = (64, 8 << 20)
 # Batches in memory: one in use, one that is asked for, two that are read ahead, as a Loader has.
 ROOMS = 4
 # Parameters of the C library's mallopt.
@@ -545,25 +546,25 @@ def forget(file: str) -> None:
     os.close(handle)
 
 
-def direct(case: Case) -> Iterator[int]:
-    """The disk's rate by O_DIRECT: DIRECT_THREADS threads, each with a piece of its own under way, into host memory."""
+def direct(case: Case, threads: int, each: int) -> Iterator[int]:
+    """The disk's rate by O_DIRECT: so many threads, each with a piece of its own under way, into host memory."""
     import mmap
     from concurrent.futures import ThreadPoolExecutor
 
     handle = os.open(case.file, os.O_RDONLY | os.O_DIRECT)
-    rooms = [mmap.mmap(-1, DIRECT_BYTES) for _ in range(DIRECT_THREADS)]
-    pieces = os.path.getsize(case.file) // DIRECT_BYTES
+    rooms = [mmap.mmap(-1, each, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE) for _ in range(threads)]
+    pieces = os.path.getsize(case.file) // each
 
     def read(turn: int, piece: int) -> int:
-        return os.preadv(handle, [rooms[turn]], piece % pieces * DIRECT_BYTES)
+        return os.preadv(handle, [rooms[turn]], piece % pieces * each)
 
-    with ThreadPoolExecutor(DIRECT_THREADS) as threads:
-        under_way = [threads.submit(read, turn, turn) for turn in range(DIRECT_THREADS)]
-        piece = DIRECT_THREADS
+    with ThreadPoolExecutor(threads) as pool:
+        under_way = [pool.submit(read, turn, turn) for turn in range(threads)]
+        piece = threads
         while True:
-            turn = piece % DIRECT_THREADS
+            turn = piece % threads
             moved = under_way[turn].result()
-            under_way[turn] = threads.submit(read, turn, piece)
+            under_way[turn] = pool.submit(read, turn, piece)
             piece += 1
             yield moved
 
@@ -711,7 +712,8 @@ SIDES = {
     "torch-kernel-2-cores": lambda case: on_two_cores(torch_kernel, case),
     "gather-2-cores": lambda case: on_two_cores(gather_gpu, case),
     "torch-start": torch_start,
-    "direct": direct,
+    "direct": lambda case: direct(case, *DIRECT),
+    "direct-deep": lambda case: direct(case, *DIRECT_DEEP),
     "torch-tuned": torch_tuned,
     "torch-loader": torch_loader_gpu,
     "forebay": forebay,

@@ -21,7 +21,7 @@ PEERS = {
 SETTINGS: dict[str, list[dict[str, int]]] = {
     "InstantTensor": [{"buffered": 0}, {"buffered": 1}],
     "fastsafetensors": [{"threads": 16, "gds": 0}, {"threads": 8, "gds": 0}, {"threads": 16, "gds": 1}],
-    DISK: [{"threads": 16, "mib": 4}, {"threads": 64, "mib": 1}],
+    DISK: [{"threads": 16, "mib": 4}, {"threads": 64, "mib": 1}, {"threads": 64, "mib": 8}],
 }
 # Bounds: of the best peer's rate, of the link's where the file is cached, and of the disk's where it isn't.
 OF_BEST, OF_LINK, OF_DISK = 1.0, 0.9, 0.97
@@ -33,6 +33,8 @@ Said = Callable[[str, list[float], bool], None]
 
 
 class Asked(Protocol):
+    def started(self) -> object: ...
+
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]: ...
 
 
@@ -85,7 +87,8 @@ def _fastest(child: Asked, name: str, file: Path, cache: str) -> dict[str, int]:
 
 def _asked(child: Asked, name: str, file: Path, cache: str, settings: dict[str, int]) -> float:
     if name not in (LINK, DISK):
-        # What it does first, and once, is in no figure: a child has loaded the file when it is ready.
+        # What it does first, and once, is in no figure: a child has loaded the file when it is ready, and has it cached.
+        child.started()
         prepare_cache([file], cache)
     reported = child.ask({**settings, "seconds": COPIES_S if name == LINK else 0.0}, TIMEOUT_S)
     return float(reported["bytes"] / reported["seconds"] / GIB)
