@@ -215,3 +215,29 @@ fn a_rank_that_gets_none_of_the_last_few_long_rows_has_an_empty_batch() {
     };
     assert_eq!([0, 1, 2].map(lengths), [[2, 2, 2, 1], [2, 2, 2, 0], [2, 2, 2, 0]]);
 }
+
+// promise: FEED-5
+#[test]
+fn of_cached_samples_no_more_is_read_ahead_than_stays_in_the_cache() {
+    assert_eq!(ahead_of_cached(1 << 10, 16), 16);
+    let least = processors::to_host_soonest().max(2) - 1;
+    assert_eq!((ahead_of_cached(usize::MAX, 16), ahead_of_cached(usize::MAX, 1)), (least, 1));
+    let file = numbered(2000);
+    let mut loader = Loader::open(Spec { prefetch: Some(4), ..spec(&file, 2000, 10) }).unwrap();
+    loader.of_cached = 1;
+    let begun = || {
+        next(&loader).unwrap().unwrap();
+        loader.inner().ahead.len()
+    };
+    if loader.table.cached_share_of(0) != Some(1.0) {
+        eprintln!("skipped: the system doesn't tell what is cached");
+        return;
+    }
+    // One is asked for, and one is ahead; of what comes from a disk so many as were asked for.
+    assert_eq!([begun(), begun()], [1, 1]);
+    file.as_file().sync_all().unwrap();
+    fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
+    if loader.table.cached_share_of(0) == Some(0.0) {
+        assert_eq!(begun(), 4);
+    }
+}
