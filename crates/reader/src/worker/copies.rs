@@ -394,6 +394,8 @@ impl Copies {
                     self.stage = Some(Stage::new(arena, Some(pinned)));
                     return Ok(());
                 }
+                // Another worker's copy failed meanwhile.
+                Err(why) if why.is_of_a_lost_context() => return Err(copy_failed(device.index(), &why)),
                 Err(why) => refused = Some((bytes, why)),
             }
         }

@@ -48,6 +48,13 @@ impl CudaError {
     pub fn is_out_of_memory(&self) -> bool {
         self.code == OUT_OF_MEMORY
     }
+
+    /// Returns whether the context has failed, or is gone: every later call in it says the same.
+    pub fn is_of_a_lost_context(&self) -> bool {
+        // An invalid context; errors of memory and links that can't be corrected; a launch that failed or went out of bounds, and a
+        // context that was destroyed (cuda.h).
+        matches!(self.code, 201 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719)
+    }
 }
 
 impl fmt::Display for CudaError {
