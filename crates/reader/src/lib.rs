@@ -64,8 +64,9 @@ const SLOT_BYTES: usize = 4 << 20;
 /// One is filled while another is copied and a third waits its turn.
 const SLOTS: usize = 3;
 /// Bytes of long reads past the page cache that are under way together on their way to GPUs, of which the memory that is free may
-/// allow less; and of the ranges of a request that is read so. A drive behind a network gives 1.2 to 1.6 times as much of 512 MiB as
-/// of 32 (`direct-deep` beside `direct`, in `bench/feed.py --gpu --only "from the disk"`).
+/// allow less; and of the ranges of a request that is read so. As many as Run:ai's streamer has (`bench/infer.py --gpu --only llama
+/// --parts beside --caches cold`). Some hosts' drives bring no more of them than of 32 MiB, others 1.6 times as much; no command
+/// compares these.
 const QUEUED_BYTES_MAX: usize = 512 << 20;
 const OF_FREE_MEMORY: usize = 16;
 const QUEUED_FROM_BYTES: usize = 64 << 20;

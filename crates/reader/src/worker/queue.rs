@@ -1,5 +1,5 @@
 //! Long reads past the page cache on their way to GPUs, many of them under way at a time, each into a slot of its own: a device
-//! that lies behind a network, or is shared, answers late, and gives the more the more it is asked for.
+//! that lies behind a network, or is shared, may answer late, and then gives the more the more it is asked for.
 
 #![allow(unsafe_code, reason = "reads into slots, and copies to addresses that Python lends")]
 
