@@ -3,7 +3,8 @@
 Libraries that are imported (KvikIO, torch, our own Python interface) start slowly: the interpreter, CUDA's context,
 their buffers. So each runs in a child that does all that once, says so, then waits; every line that it is sent is
 one measured run, and it answers with bytes, seconds and the CPU of exactly that run. Contenders can thus take turns
-every second, and no start-up is in anyone's figure. A child that waits uses no CPU.
+every second, and no start-up is in anyone's figure. A child that waits uses no CPU; one that might, as its workers or threads
+read ahead, is stopped meanwhile.
 
 The child's side is `serve`, in bench/child_*.py; the parent's is `Child`.
 """
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ HERE = Path(__file__).resolve().parent
 
 
 class Child:
-    """`bench/SCRIPT ARGUMENTS…`, started at the first question and kept until `close`."""
+    """`bench/SCRIPT ARGUMENTS…`, started at the first question and kept until `close`. One that `rests` is stopped, with all
+    processes of its session's group, while it isn't asked."""
 
-    def __init__(self, script: str, *arguments: str, python: str = sys.executable) -> None:
+    def __init__(self, script: str, *arguments: str, python: str = sys.executable, rests: bool = False) -> None:
         self.command = [python, str(HERE / script), *arguments]
+        self.rests = rests
         self.process: subprocess.Popen[bytes] | None = None
         self.pending = b""
 
@@ -43,6 +46,7 @@ class Child:
         """One measured run. Raises Unavailable with the child's own words where it can't."""
         process = self.started()
         try:
+            self.signal(process, signal.SIGCONT)
             assert process.stdin is not None
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
@@ -77,12 +81,19 @@ class Child:
             if not more:
                 raise self.failed("ended")
             self.pending += more
+        self.signal(process, signal.SIGSTOP)
         line, _, self.pending = self.pending.partition(b"\n")
         reported = json.loads(line)
         if "error" in reported:
             self.close()
             raise Unavailable(reported["error"])
         return dict(reported)
+
+    def signal(self, process: subprocess.Popen[bytes], number: int) -> None:
+        """Stops it, or has it go on, where it rests. The group stays as long as any process of it, or what it left, is there."""
+        if self.rests:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
 
     def failed(self, what: str) -> Unavailable:
         """The end of its errors; the process is gone afterwards."""
@@ -97,12 +108,15 @@ class Child:
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
+        self.signal(process, signal.SIGCONT)
         try:
             process.stdin.close()
             process.wait(5)
         except (OSError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        # Its workers may be about to notice.
+        self.signal(process, signal.SIGKILL)
         process.stdout.close()
 
 

@@ -254,16 +254,20 @@ def stacked(samples: Any) -> Any:
 
 
 def grain(case: Case, workers: int) -> Iterator[int]:
+    """Numbers are shuffled, and a batch of them read at a time: records one by one take 20 times as long, 3 ms each."""
     import grain as g
     import numpy as np
 
     source = g.sources.ArrayRecordDataSource([str(p) for p in sorted((case.made / "ar").iterdir())])
-    made = g.MapDataset.source(source)
+
+    def read(numbers: Any) -> Any:
+        return np.frombuffer(b"".join(source.__getitems__(numbers.tolist())), np.uint8).reshape(len(numbers), -1)
+
+    made = g.MapDataset.range(len(source))
     if case.shuffled:
         made = made.shuffle(seed=0)
-    made = made.map(lambda sample: np.frombuffer(sample, np.uint8)).batch(case.batch).repeat()
-    # Batches, which its threads bring while another tool has its turn: many of them would be more than half of a run.
-    batches = made.to_iter_dataset(g.ReadOptions(num_threads=4, prefetch_buffer_size=8))
+    batches = made.batch(case.batch).map(read).repeat()
+    batches = batches.to_iter_dataset(g.ReadOptions(num_threads=4, prefetch_buffer_size=8))
     if workers:
         batches = batches.mp_prefetch(g.MultiprocessingOptions(num_workers=workers))
     for batch in batches:

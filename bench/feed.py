@@ -214,7 +214,7 @@ def taking_turns(
     children.clear()
     for side in sides:
         given = [str(part) for part in (file, *case, order, made or options.dir)]
-        children.append(Child("child_feed.py", side, *given, python=options.ml))
+        children.append(Child("child_feed.py", side, *given, python=options.ml, rests=True))
     return [asked(side, child) for side, child in zip(sides, children, strict=True)]
 
 
@@ -260,7 +260,7 @@ def ranks_cell(options: argparse.Namespace, children: list[Child], name: str, si
     case = GPU_SAMPLES[0][:2]
     (one,) = taking_turns(options, children, ["forebay-gpu"], gpu_file(options), case)
     given = [*map(str, case), "rows", str(options.dir)]
-    two = [Child("child_feed.py", side, str(file), *given, python=options.ml) for side, file in sides.items()]
+    two = [Child("child_feed.py", side, str(file), *given, python=options.ml, rests=True) for side, file in sides.items()]
     children += two
     bounds = [Bound("rate", (one.name,), at_least=TWO_GPUS)]
     return Cell(name, [together("forebay-two-gpus", two), one], bounds, ours="forebay-two-gpus")

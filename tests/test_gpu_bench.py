@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,44 @@ def test_a_child_that_cannot_says_why(body: str, says: str, tmp_path: Path) -> N
     with pytest.raises(Unavailable) as reported:
         asked("x", child).measure(0.1)
     assert says in str(reported.value) and child.process is None
+
+
+def test_a_child_that_rests_uses_no_processor_between_its_turns_nor_do_its_workers(tmp_path: Path) -> None:
+    body = """
+import itertools, os
+def prepare(arguments):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        for number in itertools.count():
+            os.pwrite(counted, number.to_bytes(8, "little"), 0)
+    return lambda request: {"worker": int.from_bytes(os.pread(counted, 8, 0), "little")}
+counted = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+sys.exit(serve(prepare))
+"""
+    counted = tmp_path / "counted"
+
+    def count() -> int:
+        return int.from_bytes(counted.read_bytes(), "little") if counted.exists() else 0
+
+    child = Child(script(tmp_path, body), str(counted), rests=True)
+    at_first, turns = child.ask({}, 30)["worker"], 0
+    while child.ask({}, 30)["worker"] <= at_first:
+        turns += 1
+        assert turns < 10_000
+    assert settled(count)
+    child.close()
+    assert settled(count)
+
+
+def settled(count: Callable[[], int]) -> bool:
+    """It stops counting. What is told to stop does so soon."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        before = count()
+        time.sleep(0.1)
+        if count() == before:
+            return True
+    return False
 
 
 def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
