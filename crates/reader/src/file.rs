@@ -282,8 +282,14 @@ impl Reader {
     }
 
     /// Returns whether hardly any of the file is cached, so that no part of it needs to be asked for. Where more is, the system
-    /// walks over all of it to say so, and is seldom asked.
+    /// walks over all of it to say so, and is seldom asked, and not while a part is known to be.
     pub(super) fn is_hardly_cached(&self) -> bool {
+        if let Some(map) = &self.map {
+            map.look_again();
+            if map.has_resident() {
+                return false;
+            }
+        }
         let one_less = |left: usize| left.checked_sub(1);
         if self.asked_after.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
             return false;
@@ -315,7 +321,7 @@ impl Reader {
         (bytes > 0).then(|| map.at(offset))
     }
 
-    /// As `mapped`, for a loader, which reads the same again and again: what was found cached isn't asked of the system for a second,
+    /// As `mapped`, for a loader, which reads the same again and again: what was found cached isn't asked of the system for a while,
     /// which walks over all of its pages to say so.
     pub(super) fn resident_again(&self, offset: u64, bytes: usize) -> Option<*const u8> {
         let map = self.map.as_ref().filter(|map| self.ahead && map.was_read(offset, bytes))?;
@@ -558,21 +564,28 @@ impl Reader {
         self.map.as_ref().filter(|map| offset < map.bytes).map(|map| map.at(offset))
     }
 
-    /// Has the system asked anew what is cached, at most once a second.
+    /// Has the system asked anew what is cached, once in a while.
     pub(super) fn look_again(&self) {
         if let Some(map) = &self.map {
             map.look_again();
         }
     }
 
-    /// Returns the address of a row in the mapping, if its surroundings are cached. That is asked once a second: what
+    /// Notes that this thread has copied some of it.
+    pub(super) fn note_copied(&self) {
+        if let Some(map) = &self.map {
+            map.note_copied();
+        }
+    }
+
+    /// Returns the address of a row in the mapping, if its surroundings are cached. That is asked once in a while: what
     /// is dropped meanwhile is read in again when it is copied.
     pub(super) fn resident(&self, offset: u64, bytes: usize) -> Option<*const u8> {
         let map = self.map.as_ref().filter(|map| offset + bytes as u64 <= map.bytes)?;
         map.resident_at(offset, bytes, |offset, bytes| self.cached_share(offset, bytes))
     }
 
-    /// Returns the address of the file in memory, if the surroundings of all these rows are cached, as of at most a second ago.
+    /// Returns the address of the file in memory, if the surroundings of all these rows are cached, as was last asked.
     pub(super) fn resident_rows(&self, layout: Layout, numbers: &[u64]) -> Option<*const u8> {
         let here = |number: &u64| self.resident(layout.offset(*number), layout.row_bytes).is_some();
         self.whole().or_else(|| {
@@ -581,12 +594,12 @@ impl Reader {
         })
     }
 
-    /// Returns the address of the file in memory, if surroundings of rows were found cached as of at most a second ago.
+    /// Returns the address of the file in memory, if surroundings of rows were found cached when it was last asked.
     pub(super) fn partly_resident(&self) -> Option<*const u8> {
         self.map.as_ref().filter(|map| map.has_resident()).map(|map| map.at(0))
     }
 
-    /// Returns the address of the file in memory, if all of it was cached as of at most a second ago.
+    /// Returns the address of the file in memory, if all of it was cached when it was last asked.
     pub(super) fn whole(&self) -> Option<*const u8> {
         self.map.as_ref().filter(|map| map.is_whole()).map(|map| map.at(0))
     }

@@ -1,18 +1,22 @@
 //! A file's mapping, as workers that copy from it see it: what of it was read, what is cached, and which page tables are filled.
 
-use forebay_io::install_copy_guard;
+use forebay_io::{install_copy_guard, CpuTimes};
 use forebay_storage::{FileMapping, FileTarget};
-use std::ops::Range;
+use std::cell::Cell;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Windows of page tables.
 const WINDOW: u64 = 4 << 20;
 /// Filling the page tables of a window takes about as long as reading this many rows by system calls.
 const ROWS_PER_WINDOW_MIN: u64 = 32;
-/// Interval at which the cached state of a window that rows are copied from is checked.
-const LOOKED_EVERY: Duration = Duration::from_secs(1);
+/// Interval in nanoseconds at which the cached state of windows that rows are copied from is asked for: so long that the asking,
+/// for which the system walks over all of their pages, takes a hundredth of the time. Once a page had to be read from the device,
+/// the next time is the least after the last.
+const LOOKED_EVERY: RangeInclusive<u64> = 1_000_000_000..=10_000_000_000;
+const ASKING_SHARE: u64 = 100;
 
 /// The whole file, for reading by `guarded_copy` alone.
 pub(super) struct Map {
@@ -27,8 +31,12 @@ pub(super) struct Map {
     resident: Bits,
     /// Approximate number of resident windows: those dropped meanwhile are read in again.
     resident_count: AtomicU64,
-    /// When all bits of these two were last unset.
-    looked: Mutex<Instant>,
+    made: Instant,
+    /// When all bits of these two were last unset, in nanoseconds since then, and what asking has taken since.
+    looked: AtomicU64,
+    asking: AtomicU64,
+    /// A page of a window that was taken for cached has come from the device since.
+    has_lost: AtomicBool,
     /// True once parts of it were read into the page cache by way of it, whose page tables are filled.
     filled: AtomicBool,
 }
@@ -47,7 +55,10 @@ impl Map {
             absent: Bits::new(windows),
             resident: Bits::new(windows),
             resident_count: AtomicU64::new(0),
-            looked: Mutex::new(Instant::now()),
+            made: Instant::now(),
+            looked: AtomicU64::new(0),
+            asking: AtomicU64::new(0),
+            has_lost: AtomicBool::new(false),
             filled: AtomicBool::new(false),
         })
     }
@@ -63,15 +74,27 @@ impl Map {
         end <= self.bytes && (offset / WINDOW..end.div_ceil(WINDOW)).all(|window| self.read.get(window))
     }
 
-    /// Has `is_resident` ask anew, at most once a second.
+    /// Has `is_resident` ask anew, once it is time (`LOOKED_EVERY`).
     pub(crate) fn look_again(&self) {
-        // Whoever has it looks; or had it when this process was forked.
-        let Ok(mut looked) = self.looked.try_lock() else { return };
-        if looked.elapsed() >= LOOKED_EVERY {
-            *looked = Instant::now();
-            self.absent.unset_all();
-            self.resident.unset_all();
-            self.resident_count.store(0, Ordering::Relaxed);
+        let (last, now) = (self.looked.load(Ordering::Relaxed), self.made.elapsed().as_nanos() as u64);
+        let asking = self.asking.load(Ordering::Relaxed).saturating_mul(ASKING_SHARE);
+        let (least, most) = LOOKED_EVERY.into_inner();
+        let every = if self.has_lost.load(Ordering::Relaxed) { least } else { asking.clamp(least, most) };
+        let (set, seen) = (Ordering::AcqRel, Ordering::Relaxed);
+        if now.saturating_sub(last) < every || self.looked.compare_exchange(last, now, set, seen).is_err() {
+            return;
+        }
+        self.asking.store(0, Ordering::Relaxed);
+        self.has_lost.store(false, Ordering::Relaxed);
+        self.absent.unset_all();
+        self.resident.unset_all();
+        self.resident_count.store(0, Ordering::Relaxed);
+    }
+
+    /// Notes that this thread has copied from windows that it took for cached: whether a page of them came from the device.
+    pub(crate) fn note_copied(&self) {
+        if self.has_resident() && has_waited_for_pages() {
+            self.has_lost.store(true, Ordering::Relaxed);
         }
     }
 
@@ -130,7 +153,10 @@ impl Map {
             return false;
         }
         // Several workers may ask at a time. None of them takes it for absent meanwhile: its rows would be read one by one.
-        if !whole(window) {
+        let asked = Instant::now();
+        let is_whole = whole(window);
+        self.asking.fetch_add(asked.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        if !is_whole {
             self.absent.set(window);
             return false;
         }
@@ -166,6 +192,15 @@ impl Map {
     }
 }
 
+/// Returns whether this thread has waited for a page from a device since it was asked last.
+fn has_waited_for_pages() -> bool {
+    thread_local! {
+        static WAITS: Cell<u64> = const { Cell::new(0) };
+    }
+    let waits = CpuTimes::page_waits_of_thread();
+    WAITS.with(|before| before.replace(waits) != waits)
+}
+
 struct Bits(Vec<AtomicU64>);
 
 impl Bits {
@@ -189,5 +224,37 @@ impl Bits {
 
     fn unset_all(&self) {
         self.0.iter().for_each(|bits| bits.store(0, Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_storage::FileAccess;
+    use std::time::Duration;
+
+    /// Returns whether a map asks anew that was made `after_s` ago, whose asking took so many ms since.
+    fn asks(after_s: f64, asking_ms: u64, has_lost: bool) -> bool {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rows");
+        std::fs::write(&path, vec![1; 4096]).unwrap();
+        let target = FileTarget::open(&path, FileAccess { write: false, direct: false }).unwrap();
+        let Some(made) = Instant::now().checked_sub(Duration::from_secs_f64(after_s)) else { return true };
+        let map = Map { made, ..Map::new(&target).unwrap() };
+        map.note_filled(0);
+        map.asking.store(asking_ms * 1_000_000, Ordering::Relaxed);
+        map.has_lost.store(has_lost, Ordering::Relaxed);
+        map.look_again();
+        assert_eq!(map.has_resident(), map.resident.get(0));
+        !map.has_resident()
+    }
+
+    #[test]
+    fn what_is_cached_is_asked_after_a_second_and_later_the_longer_that_takes() {
+        assert!(asks(1.1, 0, false) && asks(1.1, 9, false));
+        // A loaded machine may take seconds over this.
+        assert!(!asks(2.0, 90, false) && asks(9.1, 90, false));
+        assert!(asks(10.1, 5000, false), "ten seconds at most");
+        assert!(asks(1.1, 90, true), "a page was gone");
     }
 }

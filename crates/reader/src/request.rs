@@ -48,6 +48,13 @@ impl Source {
         let Source::One { reader, .. } = self else { return None };
         reader.known()
     }
+
+    /// Notes that this thread has copied some of it.
+    pub(super) fn note_copied(&self) {
+        if let Source::One { reader, .. } = self {
+            reader.note_copied();
+        }
+    }
 }
 
 /// Report on how the bytes of a request travelled.

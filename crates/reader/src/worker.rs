@@ -106,6 +106,7 @@ impl Worker {
                 }
             }
         };
+        source.note_copied();
         // The request lets go of its file at its end, and so must we.
         drop(source);
         end_part(&mut self.copies, request, index, done);

@@ -117,7 +117,12 @@ impl Clock {
 impl Times {
     /// Processor time of the calling thread alone.
     pub fn of_thread() -> Times {
-        usage(libc::RUSAGE_THREAD)
+        times(&usage(libc::RUSAGE_THREAD))
+    }
+
+    /// Number of page faults of the calling thread so far that waited for a device.
+    pub fn page_waits_of_thread() -> u64 {
+        usage(libc::RUSAGE_THREAD).ru_majflt as u64
     }
 }
 
@@ -188,7 +193,7 @@ fn advanced(spent: Machine) -> Result<Machine, Reason> {
 
 impl Times {
     pub fn of_process() -> Times {
-        usage(libc::RUSAGE_SELF)
+        times(&usage(libc::RUSAGE_SELF))
     }
 }
 
@@ -205,15 +210,18 @@ fn ticks_per_s() -> f64 {
     rustix::param::clock_ticks_per_second() as f64
 }
 
-fn usage(who: libc::c_int) -> Times {
+fn usage(who: libc::c_int) -> libc::rusage {
     // SAFETY: an all-zero rusage is a valid value, and getrusage writes within it. It can
-    // fail only for a bad pointer or an unknown `who`; both callers pass known ones.
-    let usage = unsafe {
+    // fail only for a bad pointer or an unknown `who`; all callers pass known ones.
+    unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         let status = libc::getrusage(who, &mut usage);
         assert_eq!(status, 0, "getrusage({who}) failed");
         usage
-    };
+    }
+}
+
+fn times(usage: &libc::rusage) -> Times {
     let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
     Times { user_s: seconds(usage.ru_utime), system_s: seconds(usage.ru_stime) }
 }

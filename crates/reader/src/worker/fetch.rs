@@ -506,6 +506,7 @@ pub(crate) fn copied_here(request: &Arc<Request>, most: u64) -> bool {
         Ok(()) => add(&request.counts.staged, numbers.len() * table.layout.row_bytes),
         Err(error) => request.fail(error),
     }
+    reader.note_copied();
     // The request lets go of its file at its end, and so must we.
     drop(source);
     for part in 0..request.part_count() {
