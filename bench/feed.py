@@ -46,8 +46,8 @@ COLD_COST = 64.4
 # Orders of samples that come from the disk. Of short ones each anywhere, each is a read of its own.
 COLD_ORDERS = {150_528: ("none", "blocks", "rows"), 912: ("none", "blocks")}
 ORDERS = {"none": "in order", "blocks": "in blocks", "rows": "shuffled"}
-# fio's, registered: as many reads under way as keep a disk busy, and their bytes.
-DIRECT, DIRECT_DEPTH, DIRECT_BYTES = "fio-direct", 16, 2 << 20
+# fio's, registered, in small pages and in huge ones: as many reads under way as keep a disk busy, and their bytes.
+DIRECT, DIRECT_DEPTH, DIRECT_BYTES = ("fio-direct", "fio-direct-huge"), 16, 2 << 20
 # The same of reads of a sample each, anywhere: with the least CPU, begun and waited for half of those under way at a time.
 OF_SAMPLES, OF_SAMPLES_DEPTH = ("fio-direct-samples", "fio-direct-samples-huge"), 32
 # Times one GPU's rate.
@@ -151,15 +151,15 @@ def from_disk_cell(
     file = samples(options.dir / f"feed-{row}.bin", size // row * row)
     copies = (BLOCKS_FLOOR,) if (row, order) == (SAMPLES[-1][0], "blocks") else ()
     contenders = taking_turns(options, children, ("forebay-from-disk", *copies), file, (row, batch), order)
-    contenders.append(fio_uring(DIRECT, file, "read", DIRECT_BYTES, DIRECT_DEPTH))
-    reads = (DIRECT,)
+    reads = DIRECT
+    contenders += [fio_uring(side, file, "read", DIRECT_BYTES, DIRECT_DEPTH, huge=side.endswith("huge")) for side in DIRECT]
     if order == "rows":
         reads, depth = OF_SAMPLES, OF_SAMPLES_DEPTH
         contenders += [
             fio_uring(side, file, "randread", row, depth, huge=side.endswith("huge"), batch=depth // 2) for side in reads
         ]
     bounds = [
-        Bound("rate", (DIRECT,), at_least=COLD),
+        Bound("rate", DIRECT, at_least=COLD, pick="fastest"),
         Bound("cost", reads, at_most=1.0, enough=COLD_COST, plus=copies),
     ]
     return Cell(name, contenders, bounds, ours="forebay-from-disk")
