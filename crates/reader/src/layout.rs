@@ -161,10 +161,6 @@ pub(super) fn split(pieces: &[Range], slot_bytes: usize) -> Cow<'_, [Range]> {
     Cow::Owned(cut)
 }
 
-pub(super) fn aligned(piece: &Range, at: *mut u8, unit: usize) -> bool {
-    [piece.offset as usize, piece.bytes, at as usize].iter().all(|n| n % unit == 0)
-}
-
 pub(super) fn plain(fd: RawFd, piece: &Range, at: *mut u8, tag: usize) -> Load {
     Load { fd, offset: piece.offset, at, want: piece.bytes, ask: piece.bytes, got: 0, direct: false, tag }
 }

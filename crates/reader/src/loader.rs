@@ -41,6 +41,10 @@ const AHEAD: std::ops::RangeInclusive<usize> = 2..=16;
 /// The least for a GPU: of 38 MB each, two keep its link at 39 of the 44 GiB/s that three reach.
 const AHEAD_MIN_GPU: usize = 3;
 const PREFETCH_MAX: usize = 1024;
+/// Bytes of batches in order that are begun together where they come from a disk: a device may tell of all reads that it has at
+/// once, and then stands still until more are handed over.
+const TOGETHER_BYTES: usize = 64 << 20;
+const TOGETHER_MAX: usize = 64;
 /// Batches beside those that are read ahead, for whoever keeps some: the one in use, and a few that are kept.
 const KEPT: usize = 4;
 /// Without a limit from the user, so much memory is used in any case.
@@ -204,6 +208,12 @@ fn ahead_of_cached(slot_bytes: usize, prefetch: usize) -> usize {
     fit.max(processors::to_host_soonest() - 1).max(1).min(prefetch)
 }
 
+/// Batches from a disk that are begun together: as many as have so many bytes, or as may be ahead twice, so that some are read while
+/// others are used.
+fn together(bytes: usize, slot_bytes: usize, ahead_max: usize) -> usize {
+    bytes.div_ceil(slot_bytes.max(1)).clamp(1, ahead_max.div_ceil(2).clamp(1, TOGETHER_MAX))
+}
+
 /// Bytes to be read ahead. In host memory no more than stays in the last-level cache beside their copies until it is used:
 /// memory is what bounds copies there.
 fn ahead_bytes(memory: Memory) -> usize {
@@ -226,6 +236,10 @@ pub struct Loader {
     prefetch: usize,
     /// Of batches that are cached, so many.
     of_cached: usize,
+    /// Of batches that come from a disk, so many.
+    of_disk: usize,
+    /// Of those, so many are begun together.
+    together: usize,
     share: Share,
     shuffle: Shuffle,
     seed: u64,
@@ -235,8 +249,6 @@ pub struct Loader {
     cufile: Option<Arc<ByCufile>>,
     /// What becomes of data that isn't cached.
     cold: Decision,
-    /// Rows that are reads of their own lie next to others that are wanted soon.
-    touches: bool,
     inner: Mutex<Inner>,
 }
 
@@ -318,14 +330,28 @@ impl Loader {
         inner.fills = cold.fills.then(Fills::default);
         inner.stages = stages.filter(|_| !cold.fills);
         let long = |column: &Column| column.bytes >= COPIED_ROW_BYTES_MAX;
-        let in_blocks = inner.order.window(0).is_some();
-        let touches = in_blocks && !into_gpu && table.all_are_files() && table.columns().iter().all(long);
+        let touch = |column: &Column| column.step == column.bytes as u64;
+        // Bytes of this rank whose rows lie next to each other.
+        let next_to = match inner.order.window(0) {
+            _ if into_gpu || !table.all_are_files() => 0,
+            Some(window) if table.columns().iter().all(long) => {
+                (window.positions.end.saturating_mul(table.sample_bytes()) / share.world) as usize
+            }
+            None if shuffle == Shuffle::None && table.columns().iter().all(touch) => TOGETHER_BYTES,
+            _ => 0,
+        };
+        // One more is used, and one more is read than there are ahead.
+        let room = (limit / slot_bytes.max(1)).saturating_sub(2);
+        let together = together(next_to, slot_bytes, spec.prefetch.unwrap_or(room.max(prefetch)));
+        let of_disk = prefetch.max(2 * together - 1);
         let process = std::process::id();
         Ok(Loader {
             table,
             shelf,
             prefetch,
             of_cached,
+            of_disk,
+            together,
             share,
             shuffle,
             seed,
@@ -333,7 +359,6 @@ impl Loader {
             process,
             cufile,
             cold,
-            touches,
             inner: Mutex::new(inner),
         })
     }
@@ -495,7 +520,7 @@ impl Loader {
 
     /// Begins batches until enough are on their way. The one that is asked for must have memory, the others may wait for it.
     fn read_ahead(&self, inner: &mut Inner) -> Result<Ahead, Error> {
-        while inner.ahead.len() <= self.prefetch {
+        while inner.ahead.len() <= self.of_disk {
             let Some((positions, after)) = self.share.next(inner.begun, self.samples()) else {
                 return Ok(Ahead::Begun);
             };
@@ -527,10 +552,13 @@ impl Loader {
             let several = self.batches_together(inner);
             // Of a last few, a rank may get none: nothing is at its position.
             if several > 1 && !positions.is_empty() && self.is_uncached_at(inner, positions.start) {
-                let room = inner.ahead.len() + several <= self.prefetch + 1;
+                let room = inner.ahead.len() + several <= self.of_disk + 1;
                 if room && self.begin_together(inner, several)? {
                     continue;
                 }
+                return Ok(Ahead::Begun);
+            }
+            if inner.ahead.len() > self.prefetch {
                 return Ok(Ahead::Begun);
             }
             let Some(lease) = self.take_slot(inner.ahead.is_empty())? else { return Ok(Ahead::Begun) };
@@ -551,12 +579,13 @@ impl Loader {
         })
     }
 
-    /// Number of batches that are begun together: half of those ahead, where each row would be a read of its own and many lie
-    /// next to those of other batches.
+    /// Number of batches that are begun together: where each row would be a read of its own and many lie next to those of other
+    /// batches, or all of them do. Of those in order the first comes alone, and soon.
     fn batches_together(&self, inner: &Inner) -> usize {
         let past_cache = inner.stages.is_none() && inner.fills.is_none();
-        match self.touches && past_cache && inner.begun >= inner.one_by_one_to {
-            true => (self.prefetch + 1).div_ceil(2),
+        let is_first = inner.ahead.is_empty() && inner.order.is_as_they_lie();
+        match past_cache && !is_first && inner.begun >= inner.one_by_one_to {
+            true => self.together,
             false => 1,
         }
     }
@@ -596,9 +625,8 @@ impl Loader {
         let (begins, mut requests) = (self.table.begins(self.share.batch), Vec::new());
         let place = |flight: &Flight| begins.iter().map(|at| flight.lease.place().after(*at)).collect();
         let all = batches.iter().map(|(flight, samples)| (&samples[..], place(flight)));
-        let workers = workers_each(crate::threads(), self.prefetch);
         let begin = |request| submit(&mut requests, request);
-        let began = self.table.request_together(all, workers, begin);
+        let began = self.table.request_together(all, crate::threads(), begin);
         let any = !batches.is_empty();
         for (index, (mut flight, _)) in batches.into_iter().enumerate() {
             flight.of_several = true;

@@ -35,6 +35,11 @@ pub struct Range {
     pub to: Address,
 }
 
+/// Returns whether a range needs no copy on its way past the page cache to this place of host memory.
+pub(super) fn aligned(piece: &Range, at: *mut u8, unit: usize) -> bool {
+    [piece.offset as usize, piece.bytes, at as usize].iter().all(|n| n % unit == 0)
+}
+
 /// A copy to be: place in the slot, place on the GPU, length.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
@@ -58,6 +63,11 @@ const QUEUED_BYTES: usize = 2 << 20;
 /// Bytes that are read together: sixteen such reads, or many short ones, which cost the less the more of them are handed over and
 /// waited for at once.
 pub(super) const TOGETHER_BYTES: usize = 16 * QUEUED_BYTES;
+
+/// Returns whether ranges, or what they are cut into, are reads enough to be under way together.
+pub(super) fn are_for_a_queue(ranges: &[Range]) -> bool {
+    are_many_and_long(ranges) || ranges.iter().all(|range| range.bytes >= MANY * QUEUED_BYTES)
+}
 
 /// Ranges cut into long reads, of which those of a part are under way together: so many bytes at most.
 pub(super) fn cut_for_queue(ranges: &[Range], part_bytes: usize) -> (Vec<Range>, Vec<u32>) {

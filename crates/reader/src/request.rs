@@ -6,7 +6,9 @@ use super::file::{Reader, Reading, Rowwise, Stamp};
 use super::gpu_numbers::{Given, GpuNumbers};
 use super::numbers::Copied;
 use super::pages::{Blocks, By, Pages};
-use super::place::{are_many_and_long, cut, cut_for_queue, Address, Range, PART_BYTES_MIN, TOGETHER_BYTES};
+use super::place::{
+    aligned, are_for_a_queue, cut, cut_for_queue, Address, Range, PART_BYTES_MIN, TOGETHER_BYTES,
+};
 use super::processors::{self, ALL_MAX, TO_PAGES_MAX, WORKERS_MAX};
 use super::rows::{Fetch, Layout, Numbers, Ordered, Table};
 use super::staged::Staged;
@@ -151,7 +153,8 @@ impl Request {
         Ok(Arc::new(Request::of_ranges(reader, ranges, after, workers)?))
     }
 
-    /// As `of_file`, of rows for host memory: long ones that must come from the device are read many at a time.
+    /// As `of_file`, of rows for host memory: what is long and must come from the device is read many at a time, all of it by one
+    /// worker where it needs no copy.
     ///
     /// # Errors
     /// As of `of_file`.
@@ -161,13 +164,26 @@ impl Request {
         workers: usize,
     ) -> Result<Arc<Request>, Error> {
         let request = Request::of_ranges(reader, ranges, Vec::new(), workers)?;
-        Ok(Arc::new(request.many_at_a_time(reader, ranges, workers)))
+        let to_its_place = |range: &Range, unit| match range.to {
+            Address::Host(at) => aligned(range, at as *mut u8, unit),
+            Address::Device { .. } => false,
+        };
+        let all_are = |(_, unit)| ranges.iter().all(|range| to_its_place(range, unit));
+        Ok(Arc::new(match reader.direct_fd().is_some_and(all_are) {
+            true => request.many_at_a_time(reader, ranges, usize::MAX),
+            false => request.many_by(reader, ranges, workers),
+        }))
     }
 
-    fn many_at_a_time(mut self, reader: &Reader, ranges: &[Range], workers: usize) -> Request {
-        if are_many_and_long(ranges) && reader.is_of_the_device() {
-            let part_bytes = self.bytes as usize / (2 * workers.max(1));
-            let part_bytes = part_bytes.clamp(PART_BYTES_MIN, TOGETHER_BYTES);
+    /// As `many_at_a_time`, by so many workers.
+    fn many_by(self, reader: &Reader, ranges: &[Range], workers: usize) -> Request {
+        let each = self.bytes as usize / (2 * workers.max(1));
+        self.many_at_a_time(reader, ranges, each.clamp(PART_BYTES_MIN, TOGETHER_BYTES))
+    }
+
+    /// Long reads, of which those of a part are under way together.
+    fn many_at_a_time(mut self, reader: &Reader, ranges: &[Range], part_bytes: usize) -> Request {
+        if are_for_a_queue(ranges) && reader.is_of_the_device() {
             (self.pieces, self.parts) = cut_for_queue(ranges, part_bytes);
         }
         self
@@ -267,7 +283,7 @@ impl Request {
                     ranges.sort_by_key(|range| range.offset);
                     let mut request = Request::of_ranges(reader, &ranges, after, workers)?;
                     request.noted = noted.or(request.noted);
-                    return Ok(Arc::new(request.many_at_a_time(reader, &ranges, workers)));
+                    return Ok(Arc::new(request.many_by(reader, &ranges, workers)));
                 }
                 // Each row is read into a slot by a processor, the first time without a mapping.
                 let hands = reader.hands();
@@ -295,21 +311,15 @@ impl Request {
         self.table = Some(if self.copied_to_host { table.in_short_parts() } else { table });
     }
 
-    /// Long ranges to host memory, many reads at a time by few workers: the others copy meanwhile. `at_once`: all of its reads by one
-    /// worker, where others read what follows.
+    /// Long ranges to host memory, read by few workers, each part of many reads at once: the other workers copy meanwhile.
     ///
     /// # Errors
     /// As of `of_file`.
-    pub(super) fn of_long_reads(
-        reader: &Arc<Reader>,
-        ranges: &[Range],
-        at_once: bool,
-    ) -> Result<Arc<Request>, Error> {
+    pub(super) fn of_long_reads(reader: &Arc<Reader>, ranges: &[Range]) -> Result<Arc<Request>, Error> {
         let before = reader.stamp()?;
-        let (part_bytes, share) = if at_once { (usize::MAX, 2) } else { (TOGETHER_BYTES, 4) };
-        let cut = cut_for_queue(ranges, part_bytes);
+        let cut = cut_for_queue(ranges, usize::MAX);
         let mut request = Request::of_parts(Source::new(reader, before), cut, Vec::new());
-        request.workers_max = (processors::threads() / share).max(1).into();
+        request.workers_max = (processors::threads() / 2).max(1).into();
         Ok(Arc::new(request))
     }
 

@@ -303,6 +303,28 @@ fn long_rows_that_are_not_cached_are_read_many_at_a_time() {
     request.wait(None);
     assert_eq!(request.outcome().unwrap().bytes, (ROWS * ROW) as u64);
     assert!(to[at..].chunks(ROW).take(ROWS).rev().flatten().eq(&content(ROWS * ROW)));
+    // A range of several reads is one part where it needs no copy, and parts for all workers where it does.
+    for (aside, parts) in [(0, 1), (1, 4)] {
+        to.fill(0);
+        let at = at + aside;
+        let range = |offset: usize, bytes| {
+            let place = Address::Host(to[at + offset..].as_ptr() as u64);
+            super::place::Range { file: 0, offset: offset as u64, bytes, to: place }
+        };
+        let ranges = [range(0, 8 << 20), range(8 << 20, ROWS * ROW - (8 << 20))];
+        let with_a_short_one = Request::of_many(&reader, &ranges, 2).unwrap();
+        assert_ne!(with_a_short_one.part_count(), 1);
+        let request = Request::of_many(&reader, &ranges[..1], 2).unwrap();
+        if !reader.is_hardly_cached() || reader.direct_fd().is_none() {
+            eprintln!("skipped: reads were left in the page cache");
+            return;
+        }
+        assert_eq!(request.part_count(), parts);
+        begin(&request, true).unwrap();
+        request.wait(None);
+        assert_eq!(request.outcome().unwrap().bytes, 8 << 20);
+        assert!(to[at..].iter().take(8 << 20).eq(&content(8 << 20)));
+    }
 }
 
 #[test]

@@ -14,13 +14,12 @@ pub(crate) use mix::mix;
 
 use super::by_cufile::KnownFile;
 use super::layout::{
-    add, aligned, by_fastest, choose, copy_out, direct, failed, past, past_by_all, plain, short, split,
-    Layout, Manner,
+    add, by_fastest, choose, copy_out, direct, failed, past, past_by_all, plain, short, split, Layout, Manner,
 };
 use super::load::{self, Fill, Load, Loader, PassThrough};
 use super::opened::Opened;
 use super::pages::{data_bytes, By, PagePart, Pages};
-use super::place::{Address, Range};
+use super::place::{aligned, Address, Range};
 use super::request::{Request, Source};
 use super::room::Room;
 use super::SLOT_BYTES;

@@ -87,7 +87,6 @@ impl FromMemory {
 pub(super) struct Stages {
     stages: Vec<Stage>,
     spare: Spare,
-    gpu: Option<u32>,
     ahead: usize,
 }
 
@@ -98,7 +97,6 @@ pub(super) enum Ready {
 }
 
 impl Stages {
-    /// `gpu`: that batches go to.
     /// None where windows of this table aren't worth reading whole, should they not be cached. `room`: bytes of memory for them, if
     /// the user limits it; `gpu`: that batches go to. One that takes rows out of the windows by itself takes long ones so, too: read
     /// to slots each would be a read, a look at the page cache and a copy of its own.
@@ -125,7 +123,7 @@ impl Stages {
             }
             None => 1,
         };
-        pays.then(|| Stages { stages: Vec::new(), spare: Spare::new(gpu), gpu, ahead })
+        pays.then(|| Stages { stages: Vec::new(), spare: Spare::new(gpu), ahead })
     }
 
     pub(super) fn clear(&mut self) {
@@ -182,7 +180,7 @@ impl Stages {
             Some(at) => at,
             None => {
                 let window = order.window(position).expect("only such orders are asked for");
-                self.stages.push(begin(table, window, &self.spare, self.gpu.is_some())?);
+                self.stages.push(begin(table, window, &self.spare)?);
                 self.stages.len() - 1
             }
         };
@@ -239,8 +237,8 @@ impl Stage {
     }
 }
 
-/// Begins to read a window, unless all of it is cached; `at_once` where that is one of several.
-fn begin(table: &Table, window: Window, spare: &Spare, at_once: bool) -> Result<Stage, Error> {
+/// Begins to read a window, unless all of it is cached.
+fn begin(table: &Table, window: Window, spare: &Spare) -> Result<Stage, Error> {
     let groups = table.groups();
     let (mut runs, mut reads) = (Vec::new(), Vec::new());
     let (mut bytes, mut cached, mut uncached) = (0, true, false);
@@ -282,7 +280,7 @@ fn begin(table: &Table, window: Window, spare: &Spare, at_once: bool) -> Result<
             to: Address::Host(base + *at as u64),
         };
         let ranges: Vec<Range> = of.iter().map(range).collect();
-        let request = Request::of_long_reads(table.unchanged(of[0].0)?, &ranges, at_once)?;
+        let request = Request::of_long_reads(table.unchanged(of[0].0)?, &ranges)?;
         // Held first: what was begun ends with the stage.
         stage.requests.push(request.clone());
         thread_pool::submit(&request)?;

@@ -9,6 +9,7 @@ use crate::rows::{append, Ordered};
 use crate::{Layout, Opening};
 use forebay_io::{CudaEvent, ROW_ELSEWHERE};
 use forebay_model::Error;
+use std::collections::BTreeMap;
 use std::ops::Range as Span;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -320,23 +321,23 @@ impl Table {
         workers: usize,
         mut begin: impl FnMut(Arc<Request>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut ranges: Vec<(usize, Range)> = Vec::new();
+        let mut of_files: BTreeMap<usize, Vec<Range>> = BTreeMap::new();
         for (samples, places) in batches {
             for (index, (column, place)) in self.columns.iter().zip(places).enumerate() {
-                ranges.extend(samples.iter().enumerate().map(|(i, sample)| {
+                for (i, sample) in samples.iter().enumerate() {
                     let (file, row) = self.locate(*sample);
                     let start = self.files[file].begins[index];
                     let layout = Layout { start, step: column.step, row_bytes: column.bytes };
-                    (file, layout.range(i, row, place))
-                }));
+                    append(of_files.entry(file).or_default(), layout.range(i, row, place));
+                }
             }
         }
-        ranges.sort_unstable_by_key(|(file, range)| (*file, range.offset));
-        for of in ranges.chunk_by(|a, b| a.0 == b.0) {
-            let mut of_file = Vec::with_capacity(of.len());
-            of.iter().for_each(|(_, range)| append(&mut of_file, *range));
-            if let Some(reader) = self.files[of[0].0].unchanged()? {
-                begin(Request::of_many(reader, &of_file, workers)?)?;
+        for (file, mut apart) in of_files {
+            apart.sort_unstable_by_key(|range| range.offset);
+            let mut ranges = Vec::with_capacity(apart.len());
+            apart.into_iter().for_each(|range| append(&mut ranges, range));
+            if let Some(reader) = self.files[file].unchanged()? {
+                begin(Request::of_many(reader, &ranges, workers)?)?;
             }
         }
         Ok(())
@@ -366,7 +367,10 @@ impl Table {
                 to: place.after(done * layout.row_bytes),
             };
             if let Some(reader) = self.files[file].unchanged()? {
-                begin(Request::of_file(reader, &[range], after(), workers)?)?;
+                begin(match place.gpu() {
+                    Some(_) => Request::of_file(reader, &[range], after(), workers)?,
+                    None => Request::of_many(reader, &[range], workers)?,
+                })?;
             }
             done += rows;
         }

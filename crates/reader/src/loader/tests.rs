@@ -142,7 +142,7 @@ fn memory_of_a_loader_that_has_ended_is_the_next_ones() {
     assert!(places.len() < 4, "{places:x?}");
 }
 
-/// Long rows whose file the page cache has let go of, in blocks.
+/// Long rows whose file the page cache has let go of.
 // promise: FEED-1, FEED-9
 #[test]
 fn batches_whose_rows_are_read_together_are_each_as_they_are_alone() {
@@ -153,43 +153,71 @@ fn batches_whose_rows_are_read_together_are_each_as_they_are_alone() {
         file.write_all(&[row as u8 ^ 0x5a; LONG]).unwrap();
     }
     file.as_file().sync_all().unwrap();
-    fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
-    let spec = Spec {
-        columns: vec![Column { bytes: LONG, step: LONG as u64 }],
-        shuffle: Shuffle::Blocks,
-        prefetch: Some(4),
-        ..spec(&file, rows, 16)
-    };
-    let loader = Loader::open(spec).unwrap();
-    let mut found = Vec::new();
-    for epoch in 0..2 {
-        for number in 0.. {
-            let fails = number == 5 && {
-                let inner = loader.inner();
-                let several = inner.ahead.front().filter(|flight| flight.of_several);
-                several.is_some_and(|flight| {
-                    let requests = flight.requests.iter().chain(&flight.together);
-                    requests.for_each(|request| request.fail(Error::run("a read", "a fault", "nothing")));
-                    true
-                })
-            };
-            if epoch == 0 && number == 5 && !fails {
-                eprintln!("the file system kept the file in the page cache: batches were read one by one");
+    for (shuffle, batch) in [(Shuffle::Blocks, 16), (Shuffle::None, 16), (Shuffle::None, 15)] {
+        fadvise(file.as_file(), 0, None, Advice::DontNeed).unwrap();
+        let spec = Spec {
+            columns: vec![Column { bytes: LONG, step: LONG as u64 }],
+            shuffle,
+            prefetch: Some(4),
+            ..spec(&file, rows, batch)
+        };
+        let loader = Loader::open(spec).unwrap();
+        assert_eq!((loader.together, loader.of_disk), (2, 4));
+        let mut found = Vec::new();
+        for epoch in 0..2 {
+            for number in 0.. {
+                let fails = number == 5 && {
+                    let inner = loader.inner();
+                    let several = inner.ahead.front().filter(|flight| flight.of_several);
+                    several.is_some_and(|flight| {
+                        let requests = flight.requests.iter().chain(&flight.together);
+                        requests.for_each(|request| request.fail(Error::run("a read", "a fault", "nothing")));
+                        true
+                    })
+                };
+                if epoch == 0 && number == 5 && !fails {
+                    eprintln!(
+                        "the file system kept the file in the page cache: batches were read one by one"
+                    );
+                }
+                let Some(batch) = next(&loader).unwrap() else { break };
+                let of = loader.samples_at(epoch, batch.first, batch.rows).unwrap();
+                for (i, sample) in of.iter().enumerate() {
+                    let from = at(&batch) as usize + i * LONG;
+                    // SAFETY: the row lies in the batch, which is held.
+                    let row = unsafe { std::slice::from_raw_parts(from as *const u8, LONG) };
+                    assert!(
+                        row.iter().all(|byte| *byte == *sample as u8 ^ 0x5a),
+                        "{sample} of batch {number}"
+                    );
+                }
+                found.extend(of);
             }
-            let Some(batch) = next(&loader).unwrap() else { break };
-            let of = loader.samples_at(epoch, batch.first, batch.rows).unwrap();
-            for (i, sample) in of.iter().enumerate() {
-                let from = at(&batch) as usize + i * LONG;
-                // SAFETY: the row lies in the batch, which is held.
-                let row = unsafe { std::slice::from_raw_parts(from as *const u8, LONG) };
-                assert!(row.iter().all(|byte| *byte == *sample as u8 ^ 0x5a), "{sample} of batch {number}");
-            }
-            found.extend(of);
+            found.sort_unstable();
+            assert_eq!(found, (0..rows).collect::<Vec<_>>());
+            found.clear();
         }
-        found.sort_unstable();
-        assert_eq!(found, (0..rows).collect::<Vec<_>>());
-        found.clear();
     }
+}
+
+// promise: FEED-5
+#[test]
+fn batches_of_a_disk_are_begun_together_as_far_as_as_many_more_may_be_ahead() {
+    const MIB: usize = 1 << 20;
+    assert_eq!([5, 30, 64, 65].map(|each| together(64 * MIB, each * MIB, 100)), [13, 3, 1, 1]);
+    assert_eq!([0, 1, 2, 3, 4, 9].map(|ahead| together(64 * MIB, 5 * MIB, ahead)), [1, 1, 1, 2, 2, 5]);
+    assert_eq!([together(0, 5 * MIB, 100), together(64 * MIB, 0, 9)], [1, 5]);
+    let file = numbered(4096);
+    let open = |limit_bytes, shuffle| {
+        let loader =
+            Loader::open(Spec { limit_bytes, prefetch: None, shuffle, ..spec(&file, 4096, 1024) }).unwrap();
+        (loader.together, loader.of_disk, loader.prefetch)
+    };
+    // Of 64 KiB each.
+    let (whole, _, prefetch) = open(None, Shuffle::None);
+    assert_eq!((whole, open(None, Shuffle::Rows)), (TOGETHER_MAX, (1, prefetch, prefetch)));
+    // Whoever allows little memory has as many batches as fit.
+    assert_eq!(open(Some(4 * MIB), Shuffle::None), (31, 61, prefetch));
 }
 
 // promise: FEED-9
