@@ -23,7 +23,7 @@ from pathlib import Path
 
 from child import HERE, Child, asked, closing, together
 from gpu import count as gpu_count
-from peers import fio_uring
+from peers import available, disk_rows, fio_uring
 from side_by_side import GIB, Bound, Cell, Contender, arguments, compare, say
 
 PROMISES = ("MSR-26", "MSR-27")
@@ -50,6 +50,9 @@ ORDERS = {"none": "in order", "blocks": "in blocks", "rows": "shuffled"}
 DIRECT, DIRECT_DEPTH, DIRECT_BYTES = ("fio-direct", "fio-direct-huge"), 16, 2 << 20
 # The same of reads of a sample each, anywhere: with the least CPU, begun and waited for half of those under way at a time.
 OF_SAMPLES, OF_SAMPLES_DEPTH = ("fio-direct-samples", "fio-direct-samples-huge"), 32
+# What long rows of a disk reach with no copy, each at a place of its own in a batch: reads of 2 MiB of rows that lie next to each
+# other, by so many threads, or of a row each. Where that is less than what fio reaches, the machine forbids it.
+ROWS_ALONE, RUN_DEPTH, ROW_DEPTH, BATCHES_ALONE = "rows-alone", 16, 64, 4
 # Times one GPU's rate.
 TWO_GPUS = 1.8
 # CPU ns to hand over a batch of nothing; first batches of 10⁸ rows a second.
@@ -145,23 +148,25 @@ def cell(options: argparse.Namespace, children: list[Child], name: str, case: tu
 def from_disk_cell(
     options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int, int], order: str
 ) -> Cell:
-    """CPU: 0.06 s/GB, or what the machine takes, where that is more: reads as long as the order lets them be, and the copies that
-    mixing short samples needs."""
+    """Beside reads as long as fio makes them, or, where rows go to places apart, beside those alone. CPU: 0.06 s/GB, or what the
+    machine takes, where that is more: these reads, and the copies that mixing short samples needs."""
     row, batch, size = case
     file = samples(options.dir / f"feed-{row}.bin", size // row * row)
     copies = (BLOCKS_FLOOR,) if (row, order) == (SAMPLES[-1][0], "blocks") else ()
     contenders = taking_turns(options, children, ("forebay-from-disk", *copies), file, (row, batch), order)
     reads = DIRECT
     contenders += [fio_uring(side, file, "read", DIRECT_BYTES, DIRECT_DEPTH, huge=side.endswith("huge")) for side in DIRECT]
+    rate = Bound("rate", DIRECT, at_least=COLD, pick="fastest")
+    if order != "none" and not copies:
+        run, depth = (DIRECT_BYTES // row, RUN_DEPTH) if order == "blocks" else (1, ROW_DEPTH)
+        contenders += available(lambda: disk_rows(ROWS_ALONE, file, row, run, BATCHES_ALONE * batch * row, depth))
+        rate = Bound("rate", (DIRECT[-1], ROWS_ALONE), at_least=COLD)
     if order == "rows":
         reads, depth = OF_SAMPLES, OF_SAMPLES_DEPTH
         contenders += [
             fio_uring(side, file, "randread", row, depth, huge=side.endswith("huge"), batch=depth // 2) for side in reads
         ]
-    bounds = [
-        Bound("rate", DIRECT, at_least=COLD, pick="fastest"),
-        Bound("cost", reads, at_most=1.0, enough=COLD_COST, plus=copies),
-    ]
+    bounds = [rate, Bound("cost", reads, at_most=1.0, enough=COLD_COST, plus=copies)]
     return Cell(name, contenders, bounds, ours="forebay-from-disk")
 
 

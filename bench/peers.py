@@ -284,24 +284,31 @@ def elbencho(name: str, file: Path, block: int, depth: int, random: bool = False
 
 def memcpy(name: str, source: int, block: int, slots: int, threads: int) -> Contender:
     """memcpy in this run: into `slots` blocks that are used again, or with 0 into as much memory again."""
-    program = built_memcpy()
-    base = [str(program), str(source), str(block), str(slots), str(threads)]
+    return in_c("memcpy_floor", name, [str(source), str(block), str(slots), str(threads)])
+
+
+def in_c(stem: str, name: str, arguments: Sequence[str]) -> Contender:
+    """bench/STEM.c, which takes seconds after these arguments and prints a figure."""
+    source = Path(__file__).with_name(f"{stem}.c")
+    program = Path(__file__).resolve().parent.parent / "target/bench-tools" / stem
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        if not shutil.which("gcc"):
+            raise Unavailable(f"{name}: gcc isn't installed; try: apt install gcc libc6-dev")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["gcc", "-O2", "-pthread", "-o", program, source], check=True)
 
     def measure(seconds: float) -> Figure:
-        ran = run([*base, str(seconds)], 60 + 3 * seconds)
+        ran = run([str(program), *arguments, str(seconds)], 60 + 3 * seconds)
         reported = json.loads(ran.stdout)
         return Figure(reported["seconds"], reported["bytes"], reported["ios"], reported["cpu_s"], ran.cpu_s)
 
-    return Contender(name, measure, ["memcpy_floor", *base[1:], "SECONDS"])
+    return Contender(name, measure, [stem, *arguments, "SECONDS"])
 
 
-def built_memcpy() -> Path:
-    source = Path(__file__).with_name("memcpy_floor.c")
-    program = Path(__file__).resolve().parent.parent / "target/bench-tools/memcpy_floor"
-    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
-        program.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["gcc", "-O2", "-pthread", "-o", program, source], check=True)
-    return program
+def disk_rows(name: str, file: Path, row: int, run_rows: int, room: int, threads: int) -> Contender:
+    """Rows by O_DIRECT, `run_rows` that lie next to each other by a read, each to a place anywhere in a room of so many bytes."""
+    base = [str(file), str(row), str(run_rows), str(room), str(threads)]
+    return in_c("disk_rows_floor", name, base)
 
 
 # Files, and what is left out ------------------------------------------------------------------------
