@@ -254,7 +254,7 @@ def stacked(samples: Any) -> Any:
 
 
 def grain(case: Case, workers: int) -> Iterator[int]:
-    """Numbers are shuffled, and a batch of them read at a time: records one by one take 20 times as long, 3 ms each."""
+    """Numbers are shuffled, and a batch of them read at a time: by far faster than record by record."""
     import grain as g
     import numpy as np
 

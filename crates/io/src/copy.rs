@@ -39,8 +39,8 @@ mod imp {
 
     // rep movsb keeps its progress in registers, so a fault leaves in rcx exactly what is missing. The others copy
     // strips of eight pages, a line of each in turn or (`ahead`) one page after the other, and leave in rdx how many strips are
-    // missing. Stores past the cache go line after line (Zen 3 takes twice as long for strips of them, Zen 4 up to a fifth
-    // longer), with AVX-512 four of them at a time, which rdx counts; without, rdx counts lines.
+    // missing. Stores past the cache go line after line (strips of them take longer on AMD's processors), with AVX-512 four of
+    // them at a time, which rdx counts; without, rdx counts lines.
     std::arch::global_asm!(
         ".globl forebay_copy_begin",
         ".hidden forebay_copy_begin",

@@ -201,8 +201,7 @@ impl Inner {
 
 /// Batches of cached samples that are read ahead in host memory, of so many as may be: as many as stay in the last-level cache until
 /// they are used, beside one in use and one that is written, and enough for all threads that copy. Each takes less time than its
-/// consumer's turn, and memory is what bounds copies: with 32 MiB of cache, two of 7 MB each took 1.4 times one's processor time. No
-/// command compares these; `bench/feed.py --only "samples, in order"` sets one beside reads alone.
+/// consumer's turn, and memory is what bounds copies (`bench/feed.py --only "samples, in order"`).
 fn ahead_of_cached(slot_bytes: usize, prefetch: usize) -> usize {
     let fit = last_level_cache_bytes() as usize / 4 / slot_bytes.max(1);
     fit.max(processors::to_host_soonest() - 1).max(1).min(prefetch)
