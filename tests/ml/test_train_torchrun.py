@@ -260,6 +260,31 @@ def test_what_ranks_cannot_do_is_refused_once_with_what_to_type(ran: tuple[Any, 
         assert second[2] == "" or words[0] == "--device", second
 
 
+LEFT = """
+import os, torch
+from forebay.train import ranks
+
+def threads():
+    return [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+
+with ranks.joined(torch, "cpu") as group:
+    model = {"group": torch.distributed.distributed_c10d._get_default_group()}
+    model["itself"] = model
+    assert group.gather(1) == [1]
+    assert any("gloo" in name for name in threads()), threads()
+    del model
+assert not any("gloo" in name for name in threads()), threads()
+"""
+
+
+@pytest.mark.promise("TRN-57")
+def test_no_thread_of_the_exchange_is_left_though_a_model_has_its_group() -> None:
+    """One that lets go of a tensor while the interpreter ends aborts it."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, env={**os.environ, **alone}, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
 FUSED = """
 import os, sys, numpy, torch
 from forebay.model_runs import device_of

@@ -8,6 +8,7 @@ measured until then is whole.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -159,6 +160,9 @@ class Ranks(Alone):
         if not self.lost:
             with contextlib.suppress(RuntimeError):
                 self._dist.destroy_process_group()
+            # The group's threads end with its last reference, which a model has, in a cycle. One that lets go of a tensor of
+            # Python's while the interpreter ends aborts it.
+            gc.collect()
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         torch = self._torch
