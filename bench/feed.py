@@ -4,7 +4,7 @@ forebay.torch.Loader beside a bare pread loop, PyTorch's DataLoader without and 
 and Grain, over the same samples in the page cache. --ml names a Python that has forebay, torch and the peers; who isn't
 installed there is left out and named. `--only 'by number'` has what is asked for whole batches by number: Rows and FeatureStore
 beside the loader, and Rows under DataLoader beside what that reaches itself; `--only 'from the disk'`, first epochs of samples
-that aren't cached, beside fio's O_DIRECT on the same file, in 150 s with `--rounds 3 --seconds 3`. With --gpu, shuffled samples
+that aren't cached, beside fio's O_DIRECT on the same file, in 4 min with `--rounds 3 --seconds 3`. With --gpu, shuffled samples
 go into the first GPU, beside PyTorch's DataLoader and a loop of index_select with two pinned buffers; `--only cost:` has what
 surrounds that: two cores alone, samples that come from the disk, batches without anything to read, and the time to the first
 batch; `--only ranks:`, of two GPUs, both beside one, on shares of a file and on a file each. Exit: 0 if every bound holds, 1 if
@@ -32,6 +32,8 @@ TITLE_GPU = "Batches for training, into a GPU"
 # Bytes of a sample, samples of a batch, and bytes of the file: a peer's format of short samples takes minutes to make.
 SAMPLES = ((150_528, 256, 2 * GIB), (912, 8192, GIB))
 GPU_FILE_BYTES = 12 * GIB
+# Of the file that is read from a disk: long enough for what an epoch's end takes, with nothing left to read, to weigh little.
+DISK_FILE_BYTES = 4 * GIB
 # Into a GPU: bytes of a sample, samples of a batch; least GiB/s or samples/s, and most CPU ms/GiB or ns a sample.
 GPU_SAMPLES = ((150_528, 256, 40.0, 100.0), (912, 8192, 27e6, 100.0), (2048, 8192, 22e6, 100.0), (128, 65536, 100e6, None))
 # Of first epochs, in GiB/s.
@@ -116,8 +118,7 @@ def main() -> int:
         for order in COLD_ORDERS[row]:
             name = f"{row:,}-byte samples from the disk, {ORDERS[order]}"
             if not options.only or options.only in name:
-                case = (row, batch, size)
-                cells.append(lambda n=name, c=case, o=order: from_disk_cell(options, children, n, c, o))  # type: ignore[misc]
+                cells.append(lambda n=name, c=(row, batch), o=order: from_disk_cell(options, children, n, c, o))  # type: ignore[misc]
     row, batch, size = SAMPLES[-1]
     name = f"{row:,}-byte rows by number, {batch:,} at a time"
     if not options.gpu and (not options.only or options.only in name):
@@ -146,14 +147,14 @@ def cell(options: argparse.Namespace, children: list[Child], name: str, case: tu
 
 
 def from_disk_cell(
-    options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int, int], order: str
+    options: argparse.Namespace, children: list[Child], name: str, case: tuple[int, int], order: str
 ) -> Cell:
     """Beside reads as long as fio makes them, or, where rows go to places apart, beside those alone. CPU: 0.06 s/GB, or what the
     machine takes, where that is more: these reads, and the copies that mixing short samples needs."""
-    row, batch, size = case
-    file = samples(options.dir / f"feed-{row}.bin", size // row * row)
+    row, batch = case
+    file = samples(options.dir / f"feed-{row}-disk.bin", DISK_FILE_BYTES // row * row)
     copies = (BLOCKS_FLOOR,) if (row, order) == (SAMPLES[-1][0], "blocks") else ()
-    contenders = taking_turns(options, children, ("forebay-from-disk", *copies), file, (row, batch), order)
+    contenders = taking_turns(options, children, ("forebay-from-disk", *copies), file, case, order)
     reads = DIRECT
     contenders += [fio_uring(side, file, "read", DIRECT_BYTES, DIRECT_DEPTH, huge=side.endswith("huge")) for side in DIRECT]
     rate = Bound("rate", DIRECT, at_least=COLD, pick="fastest")
