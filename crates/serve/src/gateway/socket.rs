@@ -74,6 +74,8 @@ mod tests {
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         UnixStream::connect(&path).unwrap();
         assert!(listen_at(&path).unwrap_err().found.contains("already"));
+        // Not only closed: a child that another test begins at this moment has it, too, until it runs its program.
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
         drop(listener);
         assert!(path.exists());
         UnixStream::connect(&path).unwrap_err();
